@@ -20,7 +20,8 @@ from processes.failpoints import failpoint
 from telemetry.logs import EventLogger
 from wire.convert import read_prompt
 from wire.errors import Cancelled, HandoffFailed, InvalidRequest, NoCapacity, PdserveError, to_name
-from wire.messages import Event, Failed, Pooled, Refused, Reserved
+from wire.event_sink import EventSink
+from wire.messages import Failed, Pooled, Refused, Reserved
 from wire.types import PromptState, StageTimes, Ticket, TokenOutput
 
 _log = EventLogger("decode")
@@ -32,21 +33,31 @@ Post = Callable[[Callable[[Engine], None]], None]
 class _Reservation:
     """Blocks waiting for a prompt's KV."""
 
+    owner: EventSink
     state: PromptState
     ticket_id: str
     grammar: Grammar | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A prompt that generates here: the sequences that have not finished."""
+
+    owner: EventSink
+    sequences: set[int]
+
+
 class DecodeWorker:
     """Owner of reservations and of prompts that decode here; also the receiver's event sink (ReceiverEvents)."""
 
-    def __init__(self, engine: Engine, post: Post, emit: Callable[[Event], None], clock: Callable[[], float]) -> None:
-        self._engine, self._post, self._emit, self._clock = engine, post, emit, clock
+    def __init__(self, engine: Engine, post: Post, post_release: Post, clock: Callable[[], float]) -> None:
+        """`post_release` posts calls that free blocks."""
+        self._engine, self._post, self._post_release, self._clock = engine, post, post_release, clock
         self._receiver: Receiver | None = None
         self._lock = threading.RLock()  # on_tokens is called with it held
         self._reservations: dict[str, _Reservation] = {}
         self._prompt_by_ticket: dict[str, str] = {}
-        self._running: dict[str, set[int]] = {}
+        self._running: dict[str, _Running] = {}
         engine.arriving = lambda: [one.state.gap_limit_s for one in self._reservations.copy().values()]
 
     def use(self, receiver: Receiver) -> None:
@@ -59,8 +70,8 @@ class DecodeWorker:
         assert self._receiver is not None
         return self._receiver
 
-    def reserve(self, state: PromptState, grammar: Grammar | None = None) -> None:
-        """Emit Reserved with a ticket, or Refused after releasing everything taken."""
+    def reserve(self, owner: EventSink, state: PromptState, grammar: Grammar | None = None) -> None:
+        """Emit Reserved with a ticket to the prompt's owner, or Refused after releasing everything taken."""
         began = self._clock()
         layout = self._engine.info.layout
         try:
@@ -72,20 +83,21 @@ class DecodeWorker:
                 self._refuse_while_others_wait()
             block_ids, num_held = self._take_blocks(state)
         except PdserveError as error:
-            self._emit(Refused.with_error(state.prompt_id, error))
+            owner.emit(Refused.with_error(state.prompt_id, error))
             return
-        reservation = _Reservation(state, secrets.token_hex(16), grammar)
+        reservation = _Reservation(owner, state, secrets.token_hex(16), grammar)
         with self._lock:
             self._reservations[state.prompt_id] = reservation
             self._prompt_by_ticket[reservation.ticket_id] = state.prompt_id
         ticket = self._open(reservation, block_ids, first_token=num_held * layout.block_size)
         with self._lock:
             if self._reservations.get(state.prompt_id) is reservation:  # else it has ended in the meantime
-                self._emit(Reserved(state.prompt_id, ticket, self._clock() - began))
+                owner.emit(Reserved(state.prompt_id, ticket, self._clock() - began))
 
     def generate(
-        self, state: PromptState, grammar: Grammar | None = None, embeddings: Sequence[Embeddings] = ()
-    ) -> None:
+        self, owner: EventSink, state: PromptState, grammar: Grammar | None = None,
+        embeddings: Sequence[Embeddings] = (),
+    ) -> None:  # fmt: skip
         """Run prefill and decode of a prompt on this instance, with the embeddings of its images.
 
         Raises InvalidRequest if it can never run.
@@ -93,7 +105,7 @@ class DecodeWorker:
         self._engine.check(state)
         self._refuse_a_second(state.prompt_id)
         with self._lock:
-            self._running[state.prompt_id] = self._unfinished_sequences(state)
+            self._running[state.prompt_id] = _Running(owner, self._unfinished_sequences(state))
         self._post(lambda engine: self._add(engine, state, grammar, embeddings))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
@@ -108,7 +120,7 @@ class DecodeWorker:
             if not _is_same(state, reservation.state) or not (state.outputs or state.beams):
                 raise HandoffFailed(f"the commit of {ticket_id} describes a different prompt from the reserved one")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
-            self._running[prompt_id] = self._unfinished_sequences(state)
+            self._running[prompt_id] = _Running(reservation.owner, self._unfinished_sequences(state))
             # under the lock: a cancel that finds the prompt running must be posted to the engine after the admission
             self._post(lambda engine: self._admit(engine, state, block_ids, reservation.grammar))
         _log.debug("kv_received", request_id=state.request_id, ticket=ticket_id, bytes=kv_bytes)
@@ -116,13 +128,13 @@ class DecodeWorker:
     def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
         """Free the blocks of a ticket that ended without commit, and emit Failed."""
         self._engine.blocks.release(block_ids)
-        self._post(_wake)
+        self._post_release(_wake)
         with self._lock:
             prompt_id = self._prompt_by_ticket.pop(ticket_id, None)
             reservation = self._reservations.pop(prompt_id, None) if prompt_id is not None else None
         if prompt_id is not None and reservation is not None:
             _log.info("reservation_ended", request_id=reservation.state.request_id, ticket=ticket_id, reason=reason)
-            self._emit(Failed(prompt_id, HandoffFailed.__name__, reason))
+            reservation.owner.emit(Failed(prompt_id, HandoffFailed.__name__, reason))
 
     def on_tokens(self, tokens: Iterable[TokenOutput]) -> None:
         """Record which sequences finished. Engine thread."""
@@ -134,47 +146,53 @@ class DecodeWorker:
     def on_pooled(self, pooled: PooledPrompt) -> None:
         """Emit the vectors of a pooling prompt. Engine thread."""
         with self._lock:
-            known = self._running.pop(pooled.prompt_id, None) is not None
-        if known:
+            ended = self._running.pop(pooled.prompt_id, None)
+        if ended is not None:
             times = StageTimes(prefill_s=pooled.seconds, cached_tokens=pooled.cached_tokens)
-            self._emit(Pooled(pooled.prompt_id, pooled.values, times))
+            ended.owner.emit(Pooled(pooled.prompt_id, pooled.values, times))
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
         """Emit Failed for a prompt that the engine gave up. Returns whether this worker owned it."""
         with self._lock:
-            known = self._running.pop(prompt_id, None) is not None
-        if known:
-            self._emit(Failed(prompt_id, to_name(error), str(error)))
-        return known
+            ended = self._running.pop(prompt_id, None)
+        if ended is not None:
+            ended.owner.emit(Failed(prompt_id, to_name(error), str(error)))
+        return ended is not None
 
-    def cancel(self, prompt_id: str, sequence: int | None, reason: str, answer: Callable[..., None]) -> bool:
-        """Cancel a prompt or one sequence; `answer` receives the finishes. Returns whether this worker owned it."""
+    def cancel(
+        self, owner: EventSink, prompt_id: str, sequence: int | None, reason: str, answer: Callable[..., None]
+    ) -> None:
+        """Cancel a prompt of this owner or one sequence; `answer` receives the finishes."""
         with self._lock:
-            reservation = self._reservations.pop(prompt_id, None)
-            if reservation is not None:
-                self._prompt_by_ticket.pop(reservation.ticket_id, None)
-            running = prompt_id in self._running
+            reservation = self._reservations.get(prompt_id)
+            if reservation is not None and reservation.owner is owner:
+                del self._reservations[prompt_id], self._prompt_by_ticket[reservation.ticket_id]
+            else:
+                reservation = None
+            running = self.owner_of(prompt_id) is owner
         if reservation is not None:
             self.receiver.abort(reservation.ticket_id, reason)
-            self._emit(Failed(prompt_id, Cancelled.__name__, reason))
+            owner.emit(Failed(prompt_id, Cancelled.__name__, reason))
         elif running:
             self._post(lambda engine: answer(engine.cancel(prompt_id, sequence)))
-        return reservation is not None or running
 
-    def cancel_all(self, reason: str) -> None:
-        """Cancel everything here without emitting events: the scheduler's session has ended."""
+    def cancel_all(self, owner: EventSink, reason: str) -> None:
+        """Cancel every prompt of this owner without emitting events: its session has ended."""
         with self._lock:
-            tickets, running = list(self._prompt_by_ticket), list(self._running)
-            self._reservations.clear()
-            self._prompt_by_ticket.clear()
-            self._running.clear()
-        self._post(lambda engine: _cancel_each(engine, running))
-        for ticket_id in tickets:
-            self.receiver.abort(ticket_id, reason)
+            reserved = [one for one in self._reservations.values() if one.owner is owner]
+            running = [prompt_id for prompt_id, one in self._running.items() if one.owner is owner]
+            for reservation in reserved:
+                del self._reservations[reservation.state.prompt_id], self._prompt_by_ticket[reservation.ticket_id]
+            for prompt_id in running:
+                del self._running[prompt_id]
+        self._post_release(lambda engine: _cancel_each(engine, running))
+        for reservation in reserved:
+            self.receiver.abort(reservation.ticket_id, reason)
 
-    def runs(self, prompt_id: str) -> bool:
-        """Return whether the prompt is admitted or generates here. Any thread."""
-        return prompt_id in self._running
+    def owner_of(self, prompt_id: str) -> EventSink | None:
+        """Return the owner of a prompt that is admitted or generates here, None for any other. Any thread."""
+        running = self._running.get(prompt_id)
+        return None if running is None else running.owner
 
     def hold_finishes(self) -> AbstractContextManager[object]:
         """While held, no prompt of this half can finish: events emitted meanwhile precede it. Only emit under it."""
@@ -242,10 +260,10 @@ class DecodeWorker:
             self.on_failed(state.prompt_id, error)
 
     def _on_finished(self, prompt_id: str, sequence: int) -> None:
-        left = self._running.get(prompt_id)
-        if left is not None:
-            left.discard(sequence)
-            if not left:
+        running = self._running.get(prompt_id)
+        if running is not None:
+            running.sequences.discard(sequence)
+            if not running.sequences:
                 del self._running[prompt_id]
 
 

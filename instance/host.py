@@ -1,9 +1,9 @@
-"""One instance: engine loop, KV sender and receiver, both workers, and the session that sends them commands.
+"""One instance: engine loop, KV sender and receiver, both workers, and the sessions that send them commands.
 
-session --commands--> workers --post--> engine loop --results--> workers --events--> session
-                         |  put, commit            ^ admit
-                         v                         |
-                      sender ==link to a peer==> receiver
+sessions --commands--> workers --post--> engine loop --results--> workers --events--> the prompt's session
+                          |  put, commit            ^ admit
+                          v                         |
+                       sender ==link to a peer==> receiver
 """
 
 import asyncio
@@ -22,13 +22,14 @@ from instance.engine_loop import EngineLoop
 from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, add_links
 from instance.offered_transports import describe_transports
 from instance.session import InstanceSession
+from instance.sessions import Sessions
 from instance.workers import Workers
 from native.ticker import run_time, starved_s
 from telemetry.logs import EventLogger
-from wire.errors import Draining, Incompatible
+from wire.errors import Draining
 from wire.held_role import HeldRole
 from wire.load import LoadSnapshot
-from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen, SetRole, TableRead
+from wire.messages import MeasureLink, OpenSession, SessionOpen, SetRole, TableRead
 from wire.types import PROTOCOL_VERSION, InstanceDescription, Role
 
 if TYPE_CHECKING:
@@ -70,30 +71,29 @@ class InstanceHost:
             chunk_tokens=config.prefill_chunk_size(engine.info.device),
         )  # fmt: skip
         embed = None if images is None else images.prepare
-        self.workers = Workers(engine, self.loop.post, self._emit, self.load, clock, embed)
-        self._session: InstanceSession | None = None
+        self._sessions = Sessions(identity.instance_id, lambda: self.load())
+        self.workers = Workers(engine, self.loop.post, self.load, clock, embed, self._sessions.share_load)
         self._sender: LinkedSender | None = None
         self._receiver: CountedReceiver | None = None
-        self._measurer = LinkMeasurer(self._emit)
+        self._measurer = LinkMeasurer()
         self._watch: asyncio.Task[None] | None = None
         self._touches = [PoolTouch(memory) for memory in engine.memories]
 
     def start(self, sender: LinkedSender, receiver: CountedReceiver) -> None:
-        """Bind the sender and receiver, start the engine thread and the session watch. Needs a running event loop."""
+        """Bind the sender and receiver, start the engine thread and the heartbeats. Needs a running event loop."""
         self._sender, self._receiver = sender, receiver
         self.workers.prefill.use(sender)
         self.workers.decode.use(receiver)
         self.loop.start()
         for touch in self._touches:
             touch.start()
-        self._watch = asyncio.get_running_loop().create_task(self._watch_session())
+        self._watch = asyncio.get_running_loop().create_task(self._send_heartbeats())
 
     async def stop(self) -> None:
         """End all work, then the threads, and release the pool."""
         if self._watch is not None:
             self._watch.cancel()
-        if self._session is not None:
-            self._session.lost()
+        self._sessions.end_all()
         assert self._sender is not None
         assert self._receiver is not None
         for touch in self._touches:
@@ -116,7 +116,7 @@ class InstanceHost:
     @property
     def in_session(self) -> bool:
         """Whether a scheduler has an open session here."""
-        return self._session is not None and not self._session.ended
+        return self._sessions.any_open
 
     @property
     def is_busy(self) -> bool:
@@ -125,10 +125,10 @@ class InstanceHost:
         return bool(load.running or load.waiting or load.held_prompts or load.blocks_used > load.blocks_probe)
 
     def use_table(self, digest: str) -> None:
-        """Adopt the global table with this digest, and report it to the scheduler."""
+        """Adopt the global table with this digest, and report it to the schedulers."""
         if digest != self.table_digest:
             self.table_digest = digest
-            self._emit(TableRead(digest))
+            self._sessions.emit(TableRead(digest))
 
     def drain(self, why: str | None) -> None:
         """Refuse every new prompt and session, with `why` as the message; None accepts them again."""
@@ -168,20 +168,11 @@ class InstanceHost:
     def open(self, hello: OpenSession) -> InstanceSession:
         """Open a session; an older one of the same scheduler is ended.
 
-        Raises Incompatible if another scheduler has an open session, and Draining while new prompts are refused.
+        Raises Incompatible for an older epoch or one scheduler too many, and Draining while new prompts are refused.
         """
         if self._draining is not None:
             raise Draining(self._draining)
-        old = self._session
-        if old is not None and not old.ended:
-            if old.hello.scheduler_id != hello.scheduler_id:
-                raise Incompatible(
-                    f"{self.identity.instance_id} serves scheduler {old.hello.scheduler_id}, last heard "
-                    f"{old.silent_for():.1f} s ago; scheduler {hello.scheduler_id} must wait until it is gone"
-                )
-            if old.hello.epoch > hello.epoch:
-                raise Incompatible(f"session epoch {hello.epoch} is older than the open session's, {old.hello.epoch}")
-            old.lost()
+        self._sessions.make_room(hello)
         session = InstanceSession(
             hello, self.workers, self._session_over, self._measure, self._grammars, lambda: self._draining,
             None if self._images is None else self._images.prepare, self._set_role,
@@ -189,7 +180,7 @@ class InstanceHost:
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
         session.emit(self._role.held)
         session.emit(TableRead(self.table_digest))  # the table may have changed since describe()
-        self._session = session  # only now: events of other threads follow the three above
+        self._sessions.add(session)  # only now: events of other threads follow the three above
         _log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)
         return session
 
@@ -210,40 +201,27 @@ class InstanceHost:
     def _on_step(self, result: StepResult) -> None:
         self.workers.on_step(result)
 
-    def _emit(self, event: Event) -> None:
-        session = self._session
-        if session is not None and not session.ended:
-            session.emit(event)
-
-    def _measure(self, command: MeasureLink) -> None:
+    def _measure(self, session: InstanceSession, command: MeasureLink) -> None:
         assert self._sender is not None
-        self._measurer.measure(self._sender, command)
+        self._measurer.measure(self._sender, command, session)
 
-    def _set_role(self, command: SetRole) -> None:
+    def _set_role(self, session: InstanceSession, command: SetRole) -> None:
+        """Answer the command's own session; the others learn of a change of role, which answers nothing of theirs."""
         obstacle = ""
         if command.role is not Role.DECODE and self.engine.info.takes_images and self._images is None:
             obstacle = "it started as a decode instance, without the image encoder that others of this model need"
-        held = self._role.take(command, obstacle)
-        _log.info("role_held", role=held.role, epoch=held.epoch, error=held.error)
-        self._emit(held)
+        before, answer = self._role.held, self._role.take(command, obstacle)
+        _log.info("role_held", role=answer.role, epoch=answer.epoch, error=answer.error)
+        session.emit(answer)
+        if self._role.held != before:
+            self._sessions.emit(self._role.held, but=session)
 
     def _session_over(self, session: InstanceSession) -> None:
         _log.info("session_over", scheduler=session.hello.scheduler_id, silent_s=session.silent_for())
-        if session is self._session:
-            self.workers.cancel_all("the scheduler's session has ended")
+        self._sessions.remove(session)
+        self.workers.cancel_all(session, "the scheduler's session has ended")
 
-    async def _watch_session(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            session = self._session
-            if session is not None and not session.ended:
-                self._send_heartbeat(session)
-
-    def _send_heartbeat(self, session: InstanceSession) -> None:
-        try:
-            if session.silent_for() > session.hello.lease_s:
-                session.lost()
-            else:
-                session.emit(Heartbeat(self.load()))
-        except Exception as error:  # noqa: BLE001 - the watch's outermost frame: the next heartbeat must still be sent
-            _log.error("heartbeat_failed", error, error=error)
+            self._sessions.beat()

@@ -1,13 +1,14 @@
 """An instance's link reports: the figures in its load, and on request one link measurement at a time."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvtransfer.interface import Receiver, Sender
 from kvtransfer.receiver_counts import ReceiverCounts
 from telemetry.logs import EventLogger
-from wire.errors import PdserveError
+from wire.errors import Overloaded, PdserveError
+from wire.event_sink import EventSink
 from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import LinkMeasured, MeasureLink
 from wire.types import KvEndpoint
@@ -15,6 +16,7 @@ from wire.types import KvEndpoint
 _log = EventLogger("instance")
 
 MEASURE_TIMEOUT_S = 10.0
+TURN_TIMEOUT_S = 30.0  # with the above less than a scheduler waits for its answer
 
 
 class LinkedSender(Sender, Protocol):
@@ -55,25 +57,31 @@ def add_links(load: LoadSnapshot, sender: LinkedSender, receiver: CountedReceive
 
 
 class LinkMeasurer:
-    """Owner of the one measurement in progress, on its own thread: it waits for a peer, which a session must not."""
+    """Owner of the measurements: one at a time, each on a thread of its own, as it waits for a peer.
 
-    def __init__(self, emit: Callable[[LinkMeasured], None]) -> None:
-        self._emit = emit
-        self._busy = threading.Lock()
+    A second one of the same session is refused, one of another session waits for its turn.
+    """
 
-    def measure(self, sender: LinkedSender, command: MeasureLink) -> None:
-        """Emit the measured link within a time limit, or an error if one is in progress. Returns at once."""
-        if not self._busy.acquire(blocking=False):
-            self._refuse(command, "this instance is already measuring a link; it measures one at a time")
+    def __init__(self) -> None:
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._askers = set[EventSink]()
+
+    def measure(self, sender: LinkedSender, command: MeasureLink, asker: EventSink) -> None:
+        """Emit the measured link to the session that asked within a time limit, or an error. Returns at once."""
+        with self._lock:
+            is_busy = asker in self._askers
+            self._askers.add(asker)
+        if is_busy:
+            _refuse(command, asker, "this instance is already measuring a link; it measures one at a time")
             return
-        thread = threading.Thread(target=self._run, args=(sender, command), name="kv-measure", daemon=True)
+        thread = threading.Thread(target=self._run, args=(sender, command, asker), name="kv-measure", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            self._busy.release()
-            self._refuse(command, f"no thread to measure with: {error}")
+            self._forget(asker)
+            _refuse(command, asker, f"no thread to measure with: {error}")
 
-    def _run(self, sender: LinkedSender, command: MeasureLink) -> None:
+    def _run(self, sender: LinkedSender, command: MeasureLink, asker: EventSink) -> None:
         try:
             answer = LinkMeasured(command.peer_id, self._measure(sender, command))
         except PdserveError as error:
@@ -81,13 +89,23 @@ class LinkMeasurer:
         except Exception as error:  # noqa: BLE001  the outermost frame of this thread: the command must be answered
             _log.error("link_measure_failed", error, peer=command.peer_id, error=error)
             answer = LinkMeasured(command.peer_id, None, f"the measurement failed: {error}; see the instance's log")
-        self._busy.release()  # first: after the answer the scheduler may request the next one
-        self._emit(answer)
+        self._forget(asker)  # first: after the answer the scheduler may request the next one
+        asker.emit(answer)
 
     def _measure(self, sender: LinkedSender, command: MeasureLink) -> LinkStatus:
-        return sender.measure(
-            command.peer_id, command.epoch, command.endpoints, command.num_bytes, MEASURE_TIMEOUT_S
-        )  # fmt: skip
+        if not self._turn.acquire(timeout=TURN_TIMEOUT_S):
+            raise Overloaded(f"other schedulers' measurements took {TURN_TIMEOUT_S:g} s; it measures one at a time")
+        try:
+            return sender.measure(
+                command.peer_id, command.epoch, command.endpoints, command.num_bytes, MEASURE_TIMEOUT_S
+            )
+        finally:
+            self._turn.release()
 
-    def _refuse(self, command: MeasureLink, why: str) -> None:
-        self._emit(LinkMeasured(command.peer_id, None, why))
+    def _forget(self, asker: EventSink) -> None:
+        with self._lock:
+            self._askers.discard(asker)
+
+
+def _refuse(command: MeasureLink, asker: EventSink, why: str) -> None:
+    asker.emit(LinkMeasured(command.peer_id, None, why))

@@ -37,13 +37,16 @@ _log = EventLogger("instance")
 
 
 class InstanceSession:
-    """Serves one session (ServedSession). Runs on the event loop's thread; `emit` may be called from any."""
+    """Serves one session (ServedSession) and owns the prompts that it sent (EventSink).
+
+    Runs on the event loop's thread; `emit` may be called from any.
+    """
 
     def __init__(
         self, hello: OpenSession, workers: Workers, on_ended: Callable[["InstanceSession"], None],
-        measure: Callable[[MeasureLink], None], grammars: "GrammarStore | None" = None,
+        measure: "Callable[[InstanceSession, MeasureLink], None]", grammars: "GrammarStore | None" = None,
         draining: Callable[[], str | None] = lambda: None, embed: Embed | None = None,
-        set_role: Callable[[SetRole], None] = lambda _: None,
+        set_role: "Callable[[InstanceSession, SetRole], None]" = lambda *_: None,
     ) -> None:  # fmt: skip
         """`embed` is needed where the engine takes images."""
         self.hello = hello
@@ -66,7 +69,9 @@ class InstanceSession:
         return self._run_time() - self._last_heard
 
     def emit(self, event: Event) -> None:
-        """Queue an event for the scheduler. Any thread; order is kept per thread."""
+        """Queue an event for the scheduler, unless the session ended. Any thread; order is kept per thread."""
+        if self._ended:
+            return
         with contextlib.suppress(RuntimeError):  # the event loop has closed: the scheduler is disconnected
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
 
@@ -77,18 +82,18 @@ class InstanceSession:
             return
         match command:
             case Reserve():
-                self._take(command.prompt, lambda grammar: self._workers.decode.reserve(command.prompt, grammar))
+                self._take(command.prompt, lambda grammar: self._workers.decode.reserve(self, command.prompt, grammar))
             case Prefill():
                 accept = self._workers.prefill.accept
-                self._take(command.prompt, lambda grammar: accept(command.prompt, command.ticket, grammar))
+                self._take(command.prompt, lambda grammar: accept(self, command.prompt, command.ticket, grammar))
             case Generate():
                 self._take(command.prompt, lambda grammar: self._generate(command.prompt, grammar))
             case Cancel():
                 self._refuse_on_error(command.prompt_id, lambda: self._cancel(command))
             case MeasureLink():
-                self._measure(command)
+                self._measure(self, command)
             case SetRole():
-                self._set_role(command)
+                self._set_role(self, command)
             case Heartbeat() | OpenSession():
                 pass
 
@@ -138,13 +143,13 @@ class InstanceSession:
     def _generate(self, state: PromptState, grammar: Grammar | None) -> None:
         """Pass a prompt to the decode half, which computes it here, once its images are embedded."""
         if not state.images or self._embed is None:  # whose engine refuses images
-            self._workers.decode.generate(state, grammar)
+            self._workers.decode.generate(self, state, grammar)
             return
         self._image_gate.check_new(state.prompt_id)
         began = self._loop.time()
 
         def generate(embeddings: tuple[Embeddings, ...]) -> None:
-            self._workers.decode.generate(state, grammar, embeddings)
+            self._workers.decode.generate(self, state, grammar, embeddings)
             self._workers.send_tokens((), ((state.prompt_id, StageTimes(encode_s=self._loop.time() - began)),))
 
         def start(embeddings: tuple[Embeddings, ...]) -> None:
@@ -159,7 +164,7 @@ class InstanceSession:
         if self._gate.drop(command.prompt_id) or self._image_gate.drop(command.prompt_id):
             self.emit(Failed(command.prompt_id, Cancelled.__name__, command.reason))
         else:
-            self._workers.cancel(command)
+            self._workers.cancel(self, command)
 
     def _refuse_on_error(self, prompt_id: str, accept: Callable[[], None], request_id: str = "") -> None:
         try:

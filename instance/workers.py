@@ -1,33 +1,49 @@
-"""Both halves of an instance over one engine: pass a step's results, and a cancel, to the half that owns the prompt."""
+"""Both halves of an instance over one engine: pass a step's results, and a cancel, to the half that has the prompt.
+
+Each prompt belongs to the session that sent it, its owner: only that one gets its events and may cancel it.
+"""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from decode_worker.worker import DecodeWorker
 from engine.interface import Engine, StepResult
 from instance.step_parts import parts_of
 from prefill_worker.worker import Embed, PrefillWorker
+from wire.event_sink import EventSink
 from wire.load import LoadSnapshot
-from wire.messages import Cancel, Event, Step
+from wire.messages import Cancel, Step
 from wire.types import PromptLogprobs, StageTimes, TokenOutput
 
 Post = Callable[[Callable[[Engine], None]], None]
 
 
+@dataclass(slots=True)
+class _Part:
+    """One owner's part of a step."""
+
+    tokens: list[TokenOutput] = field(default_factory=list)
+    times: list[tuple[str, StageTimes]] = field(default_factory=list)
+    scored: list[PromptLogprobs] = field(default_factory=list)
+
+
 class Workers:
-    """The prefill and the decode half. `emit` must be thread-safe."""
+    """The prefill and the decode half. `freed` is called when blocks of a prompt are free again, on any thread."""
 
     def __init__(
-        self,
-        engine: Engine,
-        post: Post,
-        emit: Callable[[Event], None],
-        load: Callable[[], LoadSnapshot],
-        clock: Callable[[], float],
-        embed: Embed | None = None,
-    ) -> None:
-        self.prefill = PrefillWorker(engine, post, emit, clock, embed)
-        self.decode = DecodeWorker(engine, post, emit, clock)
-        self._emit, self._load = emit, load
+        self, engine: Engine, post: Post, load: Callable[[], LoadSnapshot], clock: Callable[[], float],
+        embed: Embed | None = None, freed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        def post_release(release: Callable[[Engine], None]) -> None:
+            def work(engine: Engine) -> None:
+                release(engine)
+                freed()
+
+            post(work)
+
+        self.prefill = PrefillWorker(engine, post, post_release, clock, embed)
+        self.decode = DecodeWorker(engine, post, post_release, clock)
+        self._load, self._freed = load, freed
 
     def on_step(self, result: StepResult) -> None:
         """Send all new tokens in one message (step_parts.py), then commit the prefilled prompts. Engine thread."""
@@ -52,7 +68,7 @@ class Workers:
         self, tokens: Iterable[TokenOutput], times: tuple[tuple[str, StageTimes], ...] = (),
         scored: tuple[PromptLogprobs, ...] = (),
     ) -> None:  # fmt: skip
-        """Send tokens and finishes, with the load after this step; drop those of prompts that ended in the meantime.
+        """Send each owner its tokens and finishes, with the load after this step; drop those of ended prompts.
 
         The load is read before the locks are taken, so it may miss a finish that happened in between.
         """
@@ -61,23 +77,44 @@ class Workers:
             return
         load = self._load()  # reading it takes other locks, so do it before taking these
         with self.prefill.hold_finishes(), self.decode.hold_finishes():
-            tokens = tuple(token for token in tokens if self._is_here(token.prompt_id))
-            times = tuple((prompt_id, spent) for prompt_id, spent in times if self._is_here(prompt_id))
-            scored = tuple(part for part in scored if self._is_here(part.prompt_id))
-            if tokens or times or scored:
-                self.decode.on_tokens(tokens)
-                for part in parts_of(Step(tokens, load, times, scored)):
-                    self._emit(part)
+            parts = self._by_owner(tokens, times, scored)
+            self.decode.on_tokens(tokens)
+            for owner, part in parts.items():
+                for step in parts_of(Step(tuple(part.tokens), load, tuple(part.times), tuple(part.scored))):
+                    owner.emit(step)
+        if any(token.finish is not None for token in tokens):
+            self._freed()
 
-    def cancel(self, command: Cancel) -> None:
-        """Cancel a prompt or one of its sequences; emits nothing for an unknown prompt."""
-        if not self.prefill.cancel(command.prompt_id, command.reason):
-            self.decode.cancel(command.prompt_id, command.sequence, command.reason, self.send_tokens)
+    def cancel(self, owner: EventSink, command: Cancel) -> None:
+        """Cancel a prompt of this owner or one of its sequences; emits nothing for any other prompt."""
+        if not self.prefill.cancel(owner, command.prompt_id, command.reason):
+            self.decode.cancel(owner, command.prompt_id, command.sequence, command.reason, self.send_tokens)
 
-    def cancel_all(self, reason: str) -> None:
-        """Cancel everything without emitting events: a next session must receive those of its own prompts only."""
-        self.prefill.cancel_all(reason)
-        self.decode.cancel_all(reason)
+    def cancel_all(self, owner: EventSink, reason: str) -> None:
+        """Cancel every prompt of this owner: its session has ended."""
+        self.prefill.cancel_all(owner, reason)
+        self.decode.cancel_all(owner, reason)
 
-    def _is_here(self, prompt_id: str) -> bool:
-        return self.decode.runs(prompt_id) or self.prefill.prefills(prompt_id)
+    def _by_owner(
+        self, tokens: Iterable[TokenOutput], times: Iterable[tuple[str, StageTimes]], scored: Iterable[PromptLogprobs]
+    ) -> dict[EventSink, _Part]:
+        """Return the parts of a step by owner, without those of prompts that ended. The locks are held."""
+        parts: dict[EventSink, _Part] = {}
+
+        def part_of(prompt_id: str) -> _Part:
+            owner = self.decode.owner_of(prompt_id) or self.prefill.owner_of(prompt_id)
+            if owner is None:
+                return ended
+            part = parts.get(owner)
+            if part is None:
+                part = parts[owner] = _Part()
+            return part
+
+        ended = _Part()
+        for token in tokens:
+            part_of(token.prompt_id).tokens.append(token)
+        for entry in times:
+            part_of(entry[0]).times.append(entry)
+        for one in scored:
+            part_of(one.prompt_id).scored.append(one)
+        return parts

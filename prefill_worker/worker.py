@@ -19,7 +19,8 @@ from processes.failpoints import failpoint
 from telemetry.logs import EventLogger
 from wire.convert import describe_prompt
 from wire.errors import Cancelled, InternalError, InvalidRequest, NoCapacity, PdserveError, to_name
-from wire.messages import Event, Failed, HandedOff, Refused
+from wire.event_sink import EventSink
+from wire.messages import Failed, HandedOff, Refused
 from wire.shared_limits import hold_limit
 from wire.types import PromptImage, PromptState, StageTimes, Ticket
 
@@ -34,6 +35,7 @@ Embed = Callable[[Sequence[PromptImage]], "Future[tuple[Embeddings, ...]]"]
 class _HandOff:
     """One prompt being handed off. Guarded by the worker's lock."""
 
+    owner: EventSink
     request_id: str
     ticket: Ticket
     blocks: int
@@ -55,11 +57,11 @@ class PrefillWorker:
     """Owner of the prompts that this instance prefills for others; also the sender's event sink (SenderEvents)."""
 
     def __init__(
-        self, engine: Engine, post: Post, emit: Callable[[Event], None], clock: Callable[[], float],
-        embed: Embed | None = None,
-    ) -> None:  # fmt: skip
-        """`embed` is needed where the engine takes images."""
-        self._engine, self._post, self._emit, self._clock, self._embed = engine, post, emit, clock, embed
+        self, engine: Engine, post: Post, post_release: Post, clock: Callable[[], float], embed: Embed | None = None
+    ) -> None:
+        """`post_release` posts calls that free blocks; `embed` is needed where the engine takes images."""
+        self._engine, self._post, self._post_release = engine, post, post_release
+        self._clock, self._embed = clock, embed
         self._sender: Sender | None = None
         self._lock = threading.Lock()
         self._hand_offs: dict[str, _HandOff] = {}
@@ -75,8 +77,8 @@ class PrefillWorker:
         assert self._sender is not None
         return self._sender
 
-    def accept(self, state: PromptState, ticket: Ticket, grammar: Grammar | None = None) -> None:
-        """Start the prefill of a prompt with its compiled grammar.
+    def accept(self, owner: EventSink, state: PromptState, ticket: Ticket, grammar: Grammar | None = None) -> None:
+        """Start the prefill of a prompt with its compiled grammar; its events go to `owner`.
 
         Raises InvalidRequest (or a subclass) if its id is in use, it requests pooling or this engine can never run it,
         and NoCapacity while finished KV that waits for its receivers fills its share of the pool.
@@ -85,7 +87,7 @@ class PrefillWorker:
             raise InvalidRequest(f"prompt {state.prompt_id} requests pooling, which has no KV hand-off", "pooling")
         self._engine.check(state, hold=True)
         num_blocks = self._engine.info.layout.num_blocks_for(len(state.token_ids))
-        hand_off = _HandOff(state.request_id, ticket, num_blocks, grammar)
+        hand_off = _HandOff(owner, state.request_id, ticket, num_blocks, grammar)
         with self._lock:
             if state.prompt_id in self._hand_offs:
                 raise InvalidRequest(f"prompt {state.prompt_id} is already being prefilled on this instance")
@@ -134,7 +136,7 @@ class PrefillWorker:
         if hand_off is None:
             return False
         self.sender.abort(hand_off.ticket.ticket_id, str(error))
-        self._emit(Failed(prompt_id, to_name(error), str(error)))
+        hand_off.owner.emit(Failed(prompt_id, to_name(error), str(error)))
         return True
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
@@ -143,7 +145,7 @@ class PrefillWorker:
         if ended is None:
             return
         prompt_id, hand_off = ended
-        self._post(lambda engine: engine.release(prompt_id))
+        self._post_release(lambda engine: engine.release(prompt_id))
         send_s = None if hand_off.committed_at is None else self._clock() - hand_off.committed_at
         _log.debug(
             "kv_sent", request_id=hand_off.request_id, ticket=ticket_id, bytes=stats.kv_bytes, tail_s=send_s,
@@ -159,7 +161,7 @@ class PrefillWorker:
             cached_tokens=hand_off.cached_tokens,
             written_tokens=hand_off.written_tokens,
         )
-        self._emit(HandedOff(prompt_id, times))
+        hand_off.owner.emit(HandedOff(prompt_id, times))
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
         """The hand-off failed: free the blocks and report the reason to the scheduler."""
@@ -169,26 +171,27 @@ class PrefillWorker:
         prompt_id, hand_off = ended
         _log.warning("handoff_failed", request_id=hand_off.request_id, ticket=ticket_id, error=error)
         self._drop(prompt_id)
-        self._emit(Failed(prompt_id, to_name(error), str(error)))
+        hand_off.owner.emit(Failed(prompt_id, to_name(error), str(error)))
 
-    def cancel(self, prompt_id: str, reason: str) -> bool:
-        """Cancel a prompt here. Returns whether this worker owned it."""
-        hand_off = self._pop_hand_off(prompt_id)
+    def cancel(self, owner: EventSink, prompt_id: str, reason: str) -> bool:
+        """Cancel a prompt of this owner. Returns whether there was one."""
+        hand_off = self._pop_hand_off(prompt_id, owner)
         if hand_off is None:
             return False
         self.sender.abort(hand_off.ticket.ticket_id, reason)
         self._drop(prompt_id)
-        self._emit(Failed(prompt_id, Cancelled.__name__, reason))
+        owner.emit(Failed(prompt_id, Cancelled.__name__, reason))
         return True
 
-    def cancel_all(self, reason: str) -> None:
-        """Cancel every prompt here."""
+    def cancel_all(self, owner: EventSink, reason: str) -> None:
+        """Cancel every prompt of this owner."""
         for prompt_id in list(self._hand_offs):
-            self.cancel(prompt_id, reason)
+            self.cancel(owner, prompt_id, reason)
 
-    def prefills(self, prompt_id: str) -> bool:
-        """Return whether the prompt is prefilled or handed off here. Any thread."""
-        return prompt_id in self._hand_offs
+    def owner_of(self, prompt_id: str) -> EventSink | None:
+        """Return the owner of a prompt that is prefilled or handed off here, None for any other. Any thread."""
+        hand_off = self._hand_offs.get(prompt_id)
+        return None if hand_off is None else hand_off.owner
 
     def hold_finishes(self) -> AbstractContextManager[object]:
         """While held, no prompt of this half can finish: events emitted meanwhile precede it. Only emit under it."""
@@ -203,7 +206,7 @@ class PrefillWorker:
                 encode_s=hand_off.encode_s, prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens,
                 written_tokens=prefilled.written_tokens,
             )  # fmt: skip
-            self._emit(HandedOff(prompt_id, times))
+            hand_off.owner.emit(HandedOff(prompt_id, times))
 
     def _refuse_while_much_is_held(self) -> None:
         """Bound the finished KV that is held, each under a lease, by a common limit. The lock is held."""
@@ -249,7 +252,7 @@ class PrefillWorker:
         hand_off = self._pop_hand_off(state.prompt_id)
         if hand_off is not None:
             known = error if isinstance(error, PdserveError) else InternalError("its images cannot be embedded")
-            self._emit(Refused.with_error(state.prompt_id, known))
+            hand_off.owner.emit(Refused.with_error(state.prompt_id, known))
             self.sender.abort(hand_off.ticket.ticket_id, str(known))
 
     def _add(self, engine: Engine, state: PromptState, hand_off: _HandOff) -> None:
@@ -268,14 +271,16 @@ class PrefillWorker:
             engine.cancel(prompt_id)
             engine.release(prompt_id)
 
-        self._post(drop)
+        self._post_release(drop)
 
-    def _pop_hand_off(self, prompt_id: str) -> _HandOff | None:
+    def _pop_hand_off(self, prompt_id: str, owner: EventSink | None = None) -> _HandOff | None:
+        """Remove and return a prompt's hand-off, with `owner` only if it is the prompt's."""
         with self._lock:
-            hand_off = self._hand_offs.pop(prompt_id, None)
-            if hand_off is not None:
-                del self._prompt_by_ticket[hand_off.ticket.ticket_id]
-        if hand_off is not None and hand_off.embeddings is not None:
+            hand_off = self._hand_offs.get(prompt_id)
+            if hand_off is None or (owner is not None and hand_off.owner is not owner):
+                return None
+            del self._hand_offs[prompt_id], self._prompt_by_ticket[hand_off.ticket.ticket_id]
+        if hand_off.embeddings is not None:
             hand_off.embeddings.cancel()
         return hand_off
 

@@ -15,6 +15,7 @@ from scheduler.load.prefixes import Prefixes, chain_of
 from simulation.prompt import Behaviour, SimulatedPrompt, simulated_finish, simulated_token, simulated_vector
 from simulation.session import SimulatedSession
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
+from wire.event_sink import EventSink
 from wire.held_role import HeldRole
 from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import (
@@ -58,7 +59,7 @@ class _PlannedStep:
 
 
 class SimulatedInstance:
-    """Owner of the prompts, the blocks and the one open session. Implements wire.connection.InstanceService."""
+    """Owner of the prompts, the blocks and the open sessions. Implements wire.connection.InstanceService."""
 
     def __init__(self, description: InstanceDescription, peers: "dict[str, SimulatedInstance]") -> None:
         self.description = description
@@ -68,7 +69,7 @@ class SimulatedInstance:
         self.commands: list[Command] = []
         self.steps = 0
         self.peers = peers
-        self._session: SimulatedSession | None = None
+        self.sessions: list[SimulatedSession] = []
         self._next_step: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
         self._costs = StepCosts()
@@ -86,18 +87,16 @@ class SimulatedInstance:
         return self.description
 
     def open(self, hello: OpenSession) -> SimulatedSession:
-        """Accept a session and end the previous one. Raises Incompatible for an older epoch or another scheduler."""
-        before = self._session
-        if before is not None:
-            if before.hello.scheduler_id != hello.scheduler_id:
-                raise Incompatible(f"{self.description.instance_id} serves scheduler {before.hello.scheduler_id}")
+        """Accept a session and end an older one of the same scheduler. Raises Incompatible for an older epoch."""
+        for before in [one for one in self.sessions if one.hello.scheduler_id == hello.scheduler_id]:
             if hello.epoch < before.hello.epoch:
                 raise Incompatible(f"session epoch {hello.epoch} is older than {before.hello.epoch}")
             before.lost()
         opened = SessionOpen(self.description.instance_id, self.description.epoch, self.load())
-        self._session = SimulatedSession(hello, opened, load=self.load, handle=self._handle, ended=self._end_session)
-        self._session.emit(self._role.held)
-        return self._session
+        session = SimulatedSession(hello, opened, load=self.load, handle=self._handle, ended=self._end_session)
+        session.emit(self._role.held)
+        self.sessions.append(session)
+        return session
 
     def load(self) -> LoadSnapshot:
         """Return the current load."""
@@ -142,12 +141,12 @@ class SimulatedInstance:
         """Simulate kill -9: the instance does nothing more, and its peers no longer find it."""
         self.peers.pop(self.description.instance_id, None)
         self.prompts.clear()
-        self._session = None
+        self.sessions.clear()
 
     def commit(self, ticket: Ticket, state: PromptState) -> None:
         """Admit a prompt whose KV a peer has sent. Raises HandoffFailed for a ticket that has ended."""
         prompt = self.prompts.get(state.prompt_id)
-        if prompt is None or prompt.stage != "reserved" or prompt.ticket != ticket or self._session is None:
+        if prompt is None or prompt.stage != "reserved" or prompt.ticket != ticket:
             raise HandoffFailed(f"ticket {ticket.ticket_id} has ended on {self.description.instance_id}")
         prompt.state, prompt.stage, prompt.computed = state, "decoding", prompt.num_tokens
         prompt.outputs = [list(output) for output in state.outputs]
@@ -165,63 +164,71 @@ class SimulatedInstance:
             if prompt.ticket == ticket and prompt.stage == "reserved":
                 self._fail(prompt, HandoffFailed(reason))
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, session: SimulatedSession, command: Command) -> None:
         self.commands.append(command)
         if self.behaviour.ignores_commands:
             return
         match command:
             case Reserve(prompt=state):
-                self._reserve(state)
+                self._reserve(session, state)
             case Prefill(prompt=state, ticket=ticket):
-                self._accept(state, ticket)
+                self._accept(session, state, ticket)
             case Generate(prompt=state):
-                self._accept(state, None)
+                self._accept(session, state, None)
             case Cancel(prompt_id=prompt_id, sequence=sequence):
-                self._cancel(prompt_id, sequence)
+                self._cancel(session, prompt_id, sequence)
             case MeasureLink(peer_id=peer_id):
-                self._emit(LinkMeasured(peer_id, *self._measure_link(peer_id)))
+                self._emit(session, LinkMeasured(peer_id, *self._measure_link(peer_id)))
             case SetRole():
-                self._emit(self._role.take(command))
+                self._set_role(session, command)
             case OpenSession() | Heartbeat():
                 return
 
-    def _end_session(self) -> None:
-        """End all work: the session that requested it is gone."""
-        for prompt in tuple(self.prompts.values()):
+    def _set_role(self, session: SimulatedSession, command: SetRole) -> None:
+        before = self._role.held
+        self._emit(session, self._role.take(command))
+        for other in self.sessions:
+            if other is not session and self._role.held != before:
+                self._emit(other, self._role.held)
+
+    def _end_session(self, session: SimulatedSession) -> None:
+        """End all work of a session that is gone."""
+        for prompt in [one for one in self.prompts.values() if one.owner is session]:
             if prompt.stage in ("waiting", "sending"):
                 self._abort_ticket(prompt, "the sender's scheduler is gone")
             self._drop(prompt)
-        self._session = None
+        if session in self.sessions:
+            self.sessions.remove(session)
 
-    def _reserve(self, state: PromptState) -> None:
+    def _reserve(self, session: SimulatedSession, state: PromptState) -> None:
         blocks, total = self._blocks_for(len(state.token_ids)), self.description.num_blocks
         if self.behaviour.refuse:
-            self._refuse(state.prompt_id, self.behaviour.refuse.popleft(), "set to refuse")
+            self._refuse(session, state.prompt_id, self.behaviour.refuse.popleft(), "set to refuse")
         elif blocks > total:
-            self._refuse(state.prompt_id, NeverFits.__name__, f"{blocks} blocks wanted, the pool has {total}")
+            self._refuse(session, state.prompt_id, NeverFits.__name__, f"{blocks} blocks wanted, the pool has {total}")
         elif blocks > total - self.blocks_used:
             free = total - self.blocks_used
-            self._refuse(state.prompt_id, NoCapacity.__name__, f"{blocks} blocks wanted, {free} free")
+            self._refuse(session, state.prompt_id, NoCapacity.__name__, f"{blocks} blocks wanted, {free} free")
         else:
             num_tokens = len(state.token_ids)
             ticket = self._ticket(num_tokens)
             self.prompts[state.prompt_id] = SimulatedPrompt(
-                state.prompt_id, num_tokens, "reserved", blocks, state.probe, state, ticket
+                session, state.prompt_id, num_tokens, "reserved", blocks, state.probe, state, ticket
             )
-            self._emit(Reserved(state.prompt_id, ticket, 0.001))
+            self._emit(session, Reserved(state.prompt_id, ticket, 0.001))
 
-    def _refuse(self, prompt_id: str, error: str, message: str) -> None:
-        self._emit(Refused(prompt_id, error, message, self.load()))
+    def _refuse(self, session: SimulatedSession, prompt_id: str, error: str, message: str) -> None:
+        self._emit(session, Refused(prompt_id, error, message, self.load()))
 
     def _ticket(self, num_tokens: int) -> Ticket:
         serial = f"{len(self.commands):032x}"
         return Ticket(serial, self.description.epoch, self.description.instance_id, num_tokens, 0, 10.0, ())
 
-    def _accept(self, state: PromptState, ticket: Ticket | None) -> None:
+    def _accept(self, session: SimulatedSession, state: PromptState, ticket: Ticket | None) -> None:
         num_tokens = len(state.token_ids)
         outputs = [list(output) for output in state.outputs] or [[] for _ in range(state.params.num_sequences)]
         self.prompts[state.prompt_id] = SimulatedPrompt(
-            state.prompt_id, num_tokens, "waiting", self._blocks_for(num_tokens), state.probe, state, ticket,
+            session, state.prompt_id, num_tokens, "waiting", self._blocks_for(num_tokens), state.probe, state, ticket,
             outputs=outputs, ended={i for i, output in enumerate(outputs) if simulated_finish(state.params, output)},
         )  # fmt: skip
         if self.behaviour.caches_prefixes:
@@ -234,9 +241,9 @@ class SimulatedInstance:
         if self.behaviour.caches_prefixes:
             self._prefixes.note(chain_of(token_ids, ""))
 
-    def _cancel(self, prompt_id: str, sequence: int | None) -> None:
+    def _cancel(self, session: SimulatedSession, prompt_id: str, sequence: int | None) -> None:
         prompt = self.prompts.get(prompt_id)
-        if prompt is None:
+        if prompt is None or prompt.owner is not session:
             return
         if prompt.stage != "decoding":  # its sequences do not exist yet
             self._fail(prompt, Cancelled("cancelled"))
@@ -249,7 +256,7 @@ class SimulatedInstance:
         )
         prompt.ended.update(token.sequence for token in tokens)
         self._drop_ended(prompt)
-        self._emit(Step(tokens, self.load()))
+        self._emit(session, Step(tokens, self.load()))
 
     def _schedule_step(self) -> None:
         if self._next_step is not None or self.behaviour.stuck:
@@ -295,17 +302,23 @@ class SimulatedInstance:
             self._costs.measure(step.num_decoding, step.num_chunk_tokens, self._seconds(step))
         running = [prompt for prompt in step.decoding if self._is_here(prompt)]
         prefilled = self._compute(step.chunks)
-        tokens = [token for prompt in (*running, *prefilled) for token in self._sample(prompt)]
-        local = [p for p in prefilled if p.ticket is None and p.state is not None and p.state.pooling is None]
-        times = (
-            *((p.prompt_id, StageTimes(first_step_s=0.002)) for p in running if not p.first_step_sent),
-            *((p.prompt_id, StageTimes(prefill_s=0.01)) for p in local),
-        )
+        steps: dict[EventSink, tuple[list[TokenOutput], list[tuple[str, StageTimes]]]] = {
+            prompt.owner: ([], []) for prompt in (*step.decoding, *(prompt for prompt, _ in step.chunks))
+        }
+        for prompt in (*running, *prefilled):
+            steps[prompt.owner][0].extend(self._sample(prompt))
+        for prompt in running:
+            if not prompt.first_step_sent:
+                steps[prompt.owner][1].append((prompt.prompt_id, StageTimes(first_step_s=0.002)))
+        for prompt in prefilled:
+            if prompt.ticket is None and prompt.state is not None and prompt.state.pooling is None:
+                steps[prompt.owner][1].append((prompt.prompt_id, StageTimes(prefill_s=0.01)))
         for prompt in running:
             prompt.first_step_sent = True
             self._drop_ended(prompt)
-        repeated = tokens if self.behaviour.repeat_tokens else []
-        self._emit(Step((*tokens, *repeated), self.load(), times))
+        for owner, (tokens, times) in steps.items():
+            repeated = tokens if self.behaviour.repeat_tokens else []
+            self._emit(owner, Step((*tokens, *repeated), self.load(), tuple(times)))
         self._schedule_step()
 
     def _compute(self, chunks: Sequence[tuple[SimulatedPrompt, int]]) -> list[SimulatedPrompt]:
@@ -330,7 +343,7 @@ class SimulatedInstance:
         if state.pooling is not None:
             self._drop(prompt)
             pooled = Pooled(prompt.prompt_id, simulated_vector(state.token_ids), StageTimes(prefill_s=0.01))
-            asyncio.get_running_loop().call_soon(self._emit, pooled)
+            asyncio.get_running_loop().call_soon(self._emit, prompt.owner, pooled)
             return []
         for i, output in enumerate(prompt.outputs):
             if i in prompt.ended or (prompt.ticket is not None and prompt.stage == "waiting" and output):
@@ -353,7 +366,9 @@ class SimulatedInstance:
         elif all_ended:
             self._abort_ticket(prompt, "the first token ended every sequence")
             self._drop(prompt)
-            asyncio.get_running_loop().call_soon(self._emit, HandedOff(prompt.prompt_id, StageTimes(prefill_s=0.01)))
+            asyncio.get_running_loop().call_soon(
+                self._emit, prompt.owner, HandedOff(prompt.prompt_id, StageTimes(prefill_s=0.01))
+            )
         else:
             prompt.stage = "sending"
             asyncio.get_running_loop().call_later(self._send_s(prompt), self._hand_off, prompt)
@@ -377,13 +392,13 @@ class SimulatedInstance:
             return
         self._drop(prompt)
         times = StageTimes(prefill_s=0.01, send_s=self._send_s(prompt), kv_bytes=prompt.num_tokens, transport="fake")
-        self._emit(HandedOff(prompt.prompt_id, times))
+        self._emit(prompt.owner, HandedOff(prompt.prompt_id, times))
 
     def _fail(self, prompt: SimulatedPrompt, error: Exception) -> None:
         if prompt.stage in ("waiting", "sending"):
             self._abort_ticket(prompt, str(error))
         self._drop(prompt)
-        self._emit(Failed(prompt.prompt_id, to_name(error), str(error)))
+        self._emit(prompt.owner, Failed(prompt.prompt_id, to_name(error), str(error)))
 
     def _abort_ticket(self, prompt: SimulatedPrompt, reason: str) -> None:
         if prompt.ticket is not None and prompt.ticket.instance_id in self.peers:
@@ -406,10 +421,18 @@ class SimulatedInstance:
 
     def _drop(self, prompt: SimulatedPrompt) -> None:
         self.prompts.pop(prompt.prompt_id, None)
+        if len(self.sessions) > 1:
+            asyncio.get_running_loop().call_soon(self._share_load)
+
+    def _share_load(self) -> None:
+        """Report freed blocks to all."""
+        for session in self.sessions:
+            self._emit(session, Heartbeat(self.load()))
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.description.block_size)
 
-    def _emit(self, event: Event) -> None:
-        if self._session is not None:
-            self._session.emit(event, lag_s=self.behaviour.lag_s)
+    def _emit(self, session: EventSink, event: Event) -> None:
+        for one in self.sessions:
+            if one is session:
+                one.emit(event, lag_s=self.behaviour.lag_s)

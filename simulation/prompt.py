@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from wire.event_sink import EventSink
 from wire.step_cost import StepCost
 from wire.types import FinishReason, PromptState, SamplingParams, Ticket
 
@@ -41,8 +42,9 @@ class Behaviour:
 
 @dataclass(slots=True)
 class SimulatedPrompt:
-    """One prompt on the instance. `stage`: reserved (D), waiting (for prefill), sending (P), decoding."""
+    """One prompt of a session. `stage`: reserved (D), waiting (for prefill), sending (P), decoding."""
 
+    owner: EventSink
     prompt_id: str
     num_tokens: int
     stage: str

@@ -12,7 +12,7 @@ _HEARTBEAT_S = 1.0
 
 
 class SimulatedSession:
-    """Owner of the events not yet sent. Implements wire.connection.ServedSession."""
+    """Owner of the events not yet sent. Implements wire.connection.ServedSession, and EventSink for its prompts."""
 
     def __init__(
         self,
@@ -20,8 +20,8 @@ class SimulatedSession:
         opened: SessionOpen,
         *,
         load: Callable[[], LoadSnapshot],
-        handle: Callable[[Command], None],
-        ended: Callable[[], None],
+        handle: "Callable[[SimulatedSession, Command], None]",
+        ended: "Callable[[SimulatedSession], None]",
     ) -> None:
         self.hello = hello
         self._loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ class SimulatedSession:
         """Process one command; commands that arrive after the session's end are dropped."""
         if not self._has_ended:
             self._last_message_at = self._loop.time()
-            self._handle(command)
+            self._handle(self, command)
 
     def refuse(self, prompt_id: str, error: InvalidRequest) -> None:
         """Answer Refused to a command that cannot be processed."""
@@ -72,7 +72,7 @@ class SimulatedSession:
             self._has_ended = True
             self._beat.cancel()
             self._changed.set()
-            self._ended()
+            self._ended(self)
 
     def _send_heartbeat(self) -> None:
         if self._loop.time() - self._last_message_at > self.hello.lease_s:

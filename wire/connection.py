@@ -52,7 +52,7 @@ class InstanceService(Protocol):
         ...
 
     def open(self, hello: OpenSession) -> "ServedSession":
-        """Accept a session and end older ones. Raises Incompatible."""
+        """Accept a session and end an older one of its scheduler. Raises Incompatible."""
         ...
 
 

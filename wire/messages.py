@@ -1,4 +1,4 @@
-"""Commands from a scheduler to an instance and the events it returns, all over one session.
+"""Commands from a scheduler to an instance and the events it returns, all over one session, which owns its prompts.
 
     scheduler                                  instance
        | -- OpenSession ------------------------> |   first, once
@@ -14,7 +14,7 @@
        | -- Cancel ------------------------------> P, D
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
-       | -- SetRole -----------------------------> |  <- RoleHeld, also after SessionOpen
+       | -- SetRole -----------------------------> |  <- RoleHeld, also after SessionOpen and others' changes
        | <---------------------------- TableRead -- |   at the start, and when its global table changes
 
 Every accepted prompt finishes exactly once: on P with HandedOff or Failed (HandedOff too when the first tokens finish
@@ -34,7 +34,7 @@ from wire.types import KvEndpoint, PromptLogprobs, PromptState, Role, StageTimes
 class OpenSession:
     """First message of a session.
 
-    An older session of the same scheduler ends with all its work. While another scheduler's is open, it is refused.
+    An older session of the same scheduler ends with all its work. An instance has one with each of its schedulers.
     """
 
     scheduler_id: str
@@ -120,7 +120,10 @@ class SetRole:
 
 @cheap_dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Renews the session's lease; the instance's heartbeat carries its load."""
+    """Renews the session's lease; the instance's heartbeat carries its load.
+
+    With several schedulers the instance also sends one when blocks of a prompt get free, so that none waits longer.
+    """
 
     load: LoadSnapshot | None = None
 
@@ -238,7 +241,8 @@ class LinkMeasured:
 class RoleHeld:
     """The role that the instance has now; epoch 0 is that of the table.
 
-    `answers` is the epoch of the SetRole that it answers, 0 at the start; `error` says why that changed nothing.
+    `answers` is the epoch of the SetRole that it answers, 0 at the start and for another scheduler's change; `error`
+    says why that changed nothing.
     """
 
     role: Role

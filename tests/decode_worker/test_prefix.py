@@ -16,7 +16,7 @@ STATE = replace(prompt("d", 40, max_tokens=2), cache_salt="t")
 
 
 def reserve(it: Half, state: PromptState) -> Ticket:
-    it.worker.reserve(state)
+    it.worker.reserve(it, state)
     reserved = it.events[-1]
     assert isinstance(reserved, Reserved), reserved
     return reserved.ticket
@@ -41,7 +41,7 @@ def test_a_ticket_requests_only_tokens_not_in_the_cache() -> None:
         assert (ticket.first_token, other.first_token) == (32, 32)
         assert it.receiver.tickets[ticket.ticket_id][:2] == it.receiver.tickets[other.ticket_id][:2]
         assert core.blocks.num_used == 4
-        it.worker.cancel_all("enough")
+        it.worker.cancel_all(it, "enough")
 
 
 def test_a_fully_cached_prompt_requests_no_token() -> None:
@@ -64,7 +64,7 @@ def test_a_ticket_that_ends_unpins_the_prefix_and_names_nothing_new(ending: str)
         assert (ticket.first_token, core.blocks.num_used, core.blocks.num_cached) == (32, 5, 0)
         match ending:
             case "cancel":
-                it.worker.cancel("longer", None, "enough", it.send_tokens)
+                it.worker.cancel(it, "longer", None, "enough", it.send_tokens)
             case "abort":
                 it.receiver.abort(ticket.ticket_id, "a digest did not hold")
             case _:
@@ -73,7 +73,7 @@ def test_a_ticket_that_ends_unpins_the_prefix_and_names_nothing_new(ending: str)
 
         assert (core.blocks.num_used, core.blocks.num_cached) == (0, 2)
         assert reserve(it, longer).first_token == 32
-        it.worker.cancel_all("enough")
+        it.worker.cancel_all(it, "enough")
 
 
 def test_another_tenant_and_a_probe_find_no_prefix() -> None:
@@ -83,7 +83,7 @@ def test_another_tenant_and_a_probe_find_no_prefix() -> None:
 
         assert reserve(it, replace(STATE, prompt_id="x", cache_salt="other")).first_token == 0
         assert reserve(it, replace(STATE, prompt_id="probe", probe=True)).first_token == 0
-        it.worker.cancel_all("enough")
+        it.worker.cancel_all(it, "enough")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_commit_for_another_tenant_or_image_is_refused(change: dict[str, objec
 
         with pytest.raises(HandoffFailed, match="describes a different prompt"):
             it.worker.committed(ticket.ticket_id, describe_prompt(lie), it.receiver.tickets[ticket.ticket_id], 1)
-        it.worker.cancel_all("enough")
+        it.worker.cancel_all(it, "enough")
 
 
 def test_a_cached_prefix_makes_room_for_a_prompt() -> None:
@@ -106,9 +106,9 @@ def test_a_cached_prefix_makes_room_for_a_prompt() -> None:
         it = Half(core)
         it.commit(reserve(it, long).ticket_id, replace(long, outputs=((5,),)))
         it.turn()
-        it.worker.reserve(replace(long, prompt_id="b", cache_salt="other"))
+        it.worker.reserve(it, replace(long, prompt_id="b", cache_salt="other"))
         assert isinstance(it.events[-1], Refused)
 
         assert reserve(it, replace(long, prompt_id="c")).first_token == 80
-        it.worker.cancel_all("enough")
+        it.worker.cancel_all(it, "enough")
         it.turn_until_idle()

@@ -48,7 +48,7 @@ class ScriptedReceiver:
         """Nothing is held."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Half:
     """A decode half over a real engine that the test drives: `turn` runs the posted calls, then one step."""
 
@@ -58,7 +58,7 @@ class Half:
     posted: deque[Callable[[Engine], None]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.worker = DecodeWorker(self.core, self.post, self.events.append, lambda: 0.0)
+        self.worker = DecodeWorker(self.core, self.post, self.post, lambda: 0.0)
         self.receiver = ScriptedReceiver(self.worker.ended)
         self.worker.use(self.receiver)
 
@@ -69,6 +69,9 @@ class Half:
         tokens = tuple(tokens)
         self.worker.on_tokens(tokens)
         self.tokens.extend(tokens)
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
 
     def turn(self) -> None:
         while self.posted:
@@ -84,7 +87,7 @@ class Half:
             self.turn()
 
     def reserve(self) -> str:
-        self.worker.reserve(RESERVE)
+        self.worker.reserve(self, RESERVE)
         reserved = self.events[-1]
         assert isinstance(reserved, Reserved)
         return reserved.ticket.ticket_id
@@ -98,7 +101,7 @@ class Half:
             self.worker.ended(ticket_id, block_ids, str(error))
 
     def cancel(self) -> None:
-        self.worker.cancel("d", None, "enough", self.send_tokens)
+        self.worker.cancel(self, "d", None, "enough", self.send_tokens)
 
     @property
     def finishes(self) -> list[FinishReason]:
@@ -129,7 +132,7 @@ def test_a_committed_prompt_generates_to_its_end_and_is_forgotten() -> None:
 def test_a_ticket_that_ends_during_its_creation_is_not_reserved() -> None:
     with half() as it:
         it.receiver.ends_at_once = True
-        it.worker.reserve(RESERVE)
+        it.worker.reserve(it, RESERVE)
 
         assert it.events == [Failed("d", "HandoffFailed", "another rank is gone")]
         assert it.core.blocks.num_used == 0
@@ -215,13 +218,13 @@ def test_an_admission_that_raises_fails_its_prompt_and_frees_blocks(
 def test_a_duplicate_prompt_is_refused_and_the_first_continues() -> None:
     with half() as it:
         ticket_id = it.reserve()
-        it.worker.reserve(RESERVE)
+        it.worker.reserve(it, RESERVE)
         with pytest.raises(InvalidRequest, match="d"):
-            it.worker.generate(STATE)
+            it.worker.generate(it, STATE)
         it.commit(ticket_id)
-        it.worker.reserve(RESERVE)
+        it.worker.reserve(it, RESERVE)
         with pytest.raises(InvalidRequest, match="d"):
-            it.worker.generate(STATE)
+            it.worker.generate(it, STATE)
         it.turn_until_idle()
 
         assert [type(event) for event in it.events] == [Reserved, Refused, Refused]
@@ -231,7 +234,7 @@ def test_a_duplicate_prompt_is_refused_and_the_first_continues() -> None:
 def test_a_prompt_the_engine_refuses_fails_with_a_reason() -> None:
     with half() as it:
         it.core.add(STATE, hold=True)
-        it.worker.generate(STATE)
+        it.worker.generate(it, STATE)
         it.turn()
 
         (failed,) = it.events
@@ -246,36 +249,36 @@ def test_a_prompt_that_raises_in_the_engine_fails_and_is_forgotten(monkeypatch: 
 
     with half() as it:
         monkeypatch.setattr(it.core, "add", break_down)
-        it.worker.generate(STATE)
+        it.worker.generate(it, STATE)
         it.turn()
 
         assert it.events == [Failed("d", "InternalError", "a defect")]
-        assert not it.worker.runs("d")
+        assert it.worker.owner_of("d") is None
 
 
 @pytest.mark.parametrize("given", [((), ()), ((1, 2, 7), (3, 4)), ((1, 2, 7),), ((1, 2),), ((3, 4), (1, 2, 7))])
 def test_a_resumed_prompt_is_forgotten_after_its_last_sequence(given: tuple[tuple[int, ...], ...]) -> None:
     with half() as it:
-        it.worker.generate(replace(prompt("d", 9, 6, n=2, stop_token_ids=(7,)), outputs=given))
+        it.worker.generate(it, replace(prompt("d", 9, 6, n=2, stop_token_ids=(7,)), outputs=given))
         it.turn()
-        assert it.worker.runs("d")
+        assert it.worker.owner_of("d") is it
         it.turn_until_idle()
 
         assert len(it.finishes) == sum(7 not in output for output in given) + 2 - len(given)
-        assert not it.worker.runs("d")
+        assert it.worker.owner_of("d") is None
 
 
 def test_a_beam_search_is_forgotten_once_its_hypotheses_are_sent() -> None:
     params = {"n": 2, "best_of": 3, "stop_token_ids": (7,), "beam_search": BeamSearch()}
     beams = (Beam((1, 2), -1.0), Beam((3, 4), -1.5), Beam((5, 6), -2.0), Beam((1, 7), -3.0, True, 7))
     with half() as it:
-        it.worker.generate(replace(prompt("d", 9, 6, **params), beams=beams))
+        it.worker.generate(it, replace(prompt("d", 9, 6, **params), beams=beams))
         it.turn()
-        assert it.worker.runs("d")
+        assert it.worker.owner_of("d") is it
         it.turn_until_idle()
 
         assert len(it.finishes) == 2
-        assert not it.worker.runs("d")
+        assert it.worker.owner_of("d") is None
 
 
 def test_a_reservation_the_receiver_cannot_open_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +288,7 @@ def test_a_reservation_the_receiver_cannot_open_leaves_nothing_behind(monkeypatc
     with half() as it:
         monkeypatch.setattr(it.receiver, "open", fail)
         with pytest.raises(ValueError, match="no such slots"):
-            it.worker.reserve(RESERVE)
+            it.worker.reserve(it, RESERVE)
         assert it.core.blocks.num_used == 0
         monkeypatch.undo()
         it.reserve()
@@ -300,20 +303,20 @@ def test_a_probe_is_admitted_while_prompts_wait_for_blocks() -> None:
         it.core.add(prompt("waits", 40))
         it.core.step()
         assert it.core.load().waiting == 1
-        it.worker.reserve(RESERVE)
-        it.worker.reserve(replace(RESERVE, prompt_id="probe", token_ids=(1, 2, 3, 4), probe=True))
+        it.worker.reserve(it, RESERVE)
+        it.worker.reserve(it, replace(RESERVE, prompt_id="probe", token_ids=(1, 2, 3, 4), probe=True))
 
         assert [type(event) for event in it.events] == [Refused, Reserved]
         assert isinstance(it.events[0], Refused)
         assert it.events[0].error == "NoCapacity"
-        it.worker.cancel("probe", None, "enough", it.send_tokens)
+        it.worker.cancel(it, "probe", None, "enough", it.send_tokens)
         it.core.cancel("large")
         it.core.cancel("waits")
 
 
 def test_a_prompt_larger_than_the_pool_is_refused_by_name() -> None:
     with half() as it:
-        it.worker.reserve(replace(RESERVE, token_ids=(1,) * (CONFIG.num_blocks * CONFIG.block_size + 1)))
+        it.worker.reserve(it, replace(RESERVE, token_ids=(1,) * (CONFIG.num_blocks * CONFIG.block_size + 1)))
 
         (refused,) = it.events
         assert isinstance(refused, Refused)

@@ -14,7 +14,7 @@ def run_session(test: Callable[[Any], Awaitable[None]], halves: Any, **options: 
     """Run a test with a session whose commands go to `halves`."""
 
     async def run() -> None:
-        session = InstanceSession(OpenSession("s", 1, 1.0), halves, lambda _: None, lambda _: None, **options)
+        session = InstanceSession(OpenSession("s", 1, 1.0), halves, lambda _: None, lambda *_: None, **options)
         async with asyncio.timeout(WAIT_S):
             await test(session)
 

@@ -50,13 +50,15 @@ class _Halves:
     def __init__(self) -> None:
         self.taken: list[tuple[str, str, Grammar | None]] = []
         self.cancelled: list[str] = []
-        self.prefill = SimpleNamespace(accept=lambda state, ticket, grammar: self._take("prefill", state, grammar))
+        self.prefill = SimpleNamespace(
+            accept=lambda owner, state, ticket, grammar: self._take("prefill", state, grammar)
+        )
         self.decode = SimpleNamespace(
-            reserve=lambda state, grammar: self._take("reserve", state, grammar),
-            generate=lambda state, grammar: self._take("generate", state, grammar),
+            reserve=lambda owner, state, grammar: self._take("reserve", state, grammar),
+            generate=lambda owner, state, grammar: self._take("generate", state, grammar),
         )
 
-    def cancel(self, command: Cancel) -> None:
+    def cancel(self, owner: InstanceSession, command: Cancel) -> None:
         self.cancelled.append(command.prompt_id)
 
     def _take(self, what: str, state: PromptState, grammar: Grammar | None) -> None:

@@ -11,8 +11,7 @@ import pytest
 from testing.engine.fake_model import FakeConfig, expected_tokens
 from testing.instance.fake_engine import fake_model
 from tests.instance.pair import DEADLINE_S, FAKE, Client, instance_config, running
-from wire.errors import Incompatible
-from wire.messages import Cancel, Failed, Generate, HandedOff, OpenSession, Prefill, Refused, Reserve, Reserved, Step
+from wire.messages import Cancel, Failed, Generate, HandedOff, Prefill, Refused, Reserve, Reserved, Step
 from wire.types import FinishReason, PromptState, Role, SamplingParams, TokenOutput
 
 PROMPT = tuple(range(3, 53))
@@ -236,18 +235,3 @@ def test_a_lost_session_ends_its_work(tmp_path: Path) -> None:
     state = PromptState("r/0", "r", PROMPT, SamplingParams(max_tokens=200, temperature=0.0))
 
     assert asyncio.run(run()) == 0
-
-
-def test_a_second_scheduler_is_refused_but_a_reconnect_is_not(tmp_path: Path) -> None:
-    async def run() -> str:
-        async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, _):
-            with pytest.raises(Incompatible) as caught:
-                await instance.connection().open(OpenSession("other", 1, 10.0), DEADLINE_S)
-            again = await instance.connection().open(OpenSession("test", 2, 10.0), DEADLINE_S)
-            await again.close()
-            return str(caught.value)
-
-    words = asyncio.run(run())
-
-    assert "test" in words
-    assert "other" in words

@@ -33,7 +33,7 @@ class _Halves:
         assert images == _STATE.images
         return self.future
 
-    def cancel(self, command: Cancel) -> None:
+    def cancel(self, owner: InstanceSession, command: Cancel) -> None:
         self.cancelled.append(command.prompt_id)
 
     def send_tokens(self, tokens: tuple[()], times: tuple[tuple[str, StageTimes], ...]) -> None:
@@ -41,7 +41,9 @@ class _Halves:
         assert spent.encode_s is not None
         assert prompt_id == self.taken[-1][0]
 
-    def _generate(self, state: PromptState, grammar: None, embeddings: Sequence[Embeddings] = ()) -> None:
+    def _generate(
+        self, owner: InstanceSession, state: PromptState, grammar: None, embeddings: Sequence[Embeddings] = ()
+    ) -> None:
         self.taken.append((state.prompt_id, embeddings))
 
 

@@ -14,7 +14,7 @@ from kvtransfer.receiver_counts import ReceiverCounts
 from tests.instance.pair import DEADLINE_S, instance_config, running
 from wire.errors import InstanceLost
 from wire.load import LinkStatus, LoadSnapshot
-from wire.messages import Heartbeat, LinkMeasured, MeasureLink
+from wire.messages import Event, Heartbeat, LinkMeasured, MeasureLink
 from wire.types import KvEndpoint, Role
 
 LOAD = LoadSnapshot(blocks_total=8, blocks_used=1, running=1)
@@ -59,31 +59,57 @@ def test_the_load_has_every_counter_of_the_hand_off() -> None:
     )  # fmt: skip
 
 
-def test_link_measurements_run_one_at_a_time() -> None:
-    answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
-    measurer, sender = LinkMeasurer(answers.put), ScriptedSender()
+class Asker(queue.SimpleQueue[LinkMeasured]):
+    """A session that sends MeasureLink, and its answers."""
 
-    measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
-    measurer.measure(sender, replace(COMMAND, peer_id="decode-1"))  # type: ignore[arg-type]
-    refused = answers.get(timeout=DEADLINE_S)
+    def emit(self, event: Event) -> None:
+        assert isinstance(event, LinkMeasured)
+        self.put(event)
+
+    def answer(self) -> LinkMeasured:
+        return self.get(timeout=DEADLINE_S)
+
+
+def test_link_measurements_run_one_at_a_time() -> None:
+    asker, measurer, sender = Asker(), LinkMeasurer(), ScriptedSender()
+
+    measurer.measure(sender, COMMAND, asker)  # type: ignore[arg-type]
+    measurer.measure(sender, replace(COMMAND, peer_id="decode-1"), asker)  # type: ignore[arg-type]
+    refused = asker.answer()
     sender.resume.set()
-    measured = answers.get(timeout=DEADLINE_S)
-    measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
+    measured = asker.answer()
+    measurer.measure(sender, COMMAND, asker)  # type: ignore[arg-type]
 
     assert (refused.peer_id, refused.link) == ("decode-1", None)
     assert "one at a time" in refused.error
-    assert measured == answers.get(timeout=DEADLINE_S) == LinkMeasured("decode-0", STATUS)
+    assert measured == asker.answer() == LinkMeasured("decode-0", STATUS)
     assert sender.requests == [("decode-0", 7, 1 << 20)] * 2
+
+
+def test_a_measurement_of_another_scheduler_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third, measurer, sender = Asker(), Asker(), Asker(), LinkMeasurer(), ScriptedSender()
+
+    measurer.measure(sender, COMMAND, first)  # type: ignore[arg-type]
+    measurer.measure(sender, replace(COMMAND, peer_id="decode-1"), second)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr("instance.links.TURN_TIMEOUT_S", 0.01)
+        measurer.measure(sender, COMMAND, third)  # type: ignore[arg-type]
+        assert "other schedulers' measurements took 0.01 s" in third.answer().error
+    sender.resume.set()
+
+    assert (first.answer().peer_id, second.answer().peer_id) == ("decode-0", "decode-1")
+    assert {peer_id for peer_id, *_ in sender.requests} == {"decode-0", "decode-1"}
+    assert first.empty()
+    assert second.empty()
 
 
 @pytest.mark.parametrize("failure", [InstanceLost("no KV link to decode-0"), ValueError("a defect")])
 def test_a_measurement_that_fails_is_answered_with_a_reason(failure: Exception) -> None:
-    answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
-    measurer, sender = LinkMeasurer(answers.put), ScriptedSender(failure)
+    asker, sender = Asker(), ScriptedSender(failure)
     sender.resume.set()
 
-    measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
-    answer = answers.get(timeout=DEADLINE_S)
+    LinkMeasurer().measure(sender, COMMAND, asker)  # type: ignore[arg-type]
+    answer = asker.answer()
 
     assert (answer.peer_id, answer.link) == ("decode-0", None)
     assert str(failure) in answer.error
@@ -93,16 +119,15 @@ def test_a_measurement_without_a_thread_fails_and_the_next_is_served(monkeypatch
     def no_thread(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
-    measurer, sender = LinkMeasurer(answers.put), ScriptedSender()
+    asker, measurer, sender = Asker(), LinkMeasurer(), ScriptedSender()
     sender.resume.set()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
-        measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
-    assert "no thread to measure with" in answers.get(timeout=DEADLINE_S).error
+        measurer.measure(sender, COMMAND, asker)  # type: ignore[arg-type]
+    assert "no thread to measure with" in asker.answer().error
 
-    measurer.measure(sender, COMMAND)  # type: ignore[arg-type]
-    assert answers.get(timeout=DEADLINE_S).link == STATUS
+    measurer.measure(sender, COMMAND, asker)  # type: ignore[arg-type]
+    assert asker.answer().link == STATUS
 
 
 def test_a_prefill_instance_measures_its_link_and_keeps_the_result(tmp_path: Path) -> None:

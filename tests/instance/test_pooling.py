@@ -77,8 +77,8 @@ def test_a_cancelled_vector_leaves_no_state(tmp_path: Path) -> None:
                 if isinstance(event, Pooled) and event.prompt_id == "next":
                     break
             decode = instance._host.workers.decode
-            assert not decode.runs("gone")
-            assert not decode.runs("next")
+            assert decode.owner_of("gone") is None
+            assert decode.owner_of("next") is None
 
     asyncio.run(run())
 

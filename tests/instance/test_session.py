@@ -85,7 +85,7 @@ def test_bad_parameters_are_refused_and_the_next_prompt_is_served(reach: Reach, 
 
 def test_an_event_emitted_after_the_event_loop_closed_is_dropped() -> None:
     async def open_one() -> InstanceSession:
-        return InstanceSession(OpenSession("s", 1, 1.0), None, lambda _: None, lambda _: None)  # type: ignore[arg-type]
+        return InstanceSession(OpenSession("s", 1, 1.0), None, lambda _: None, lambda *_: None)  # type: ignore[arg-type]
 
     session = asyncio.run(open_one())
 
@@ -100,7 +100,7 @@ def test_events_while_a_session_opens_follow_its_first_message(tmp_path: Path, m
             host, load = instance._host, instance._host.load
 
             def load_meanwhile() -> LoadSnapshot:
-                telling = threading.Thread(target=host._emit, args=(Failed("of/0", "Cancelled", "an older session"),))
+                telling = threading.Thread(target=host._sessions.emit, args=(Heartbeat(),))
                 telling.start()
                 telling.join(DEADLINE_S)
                 return load()

@@ -20,7 +20,7 @@ from wire.messages import Cancel, Event, Failed, Reserved, Step
 from wire.types import StageTimes
 
 
-@dataclass
+@dataclass(eq=False)
 class Both:
     """Both halves over a real engine that the test drives."""
 
@@ -31,7 +31,7 @@ class Both:
     on_emit: Callable[[Event], object] = lambda _: None
 
     def __post_init__(self) -> None:
-        self.workers = Workers(self.core, self.posted.append, self.emit, self.load, lambda: 0.0)
+        self.workers = Workers(self.core, self.posted.append, self.load, lambda: 0.0)
         self.workers.prefill.use(ScriptedSender())
         self.receiver = ScriptedReceiver(self.workers.decode.ended)
         self.workers.decode.use(self.receiver)
@@ -63,21 +63,21 @@ def open_instance() -> Iterator[Both]:
 
 def start_prompts(instance: Both) -> None:
     """Leave one prompt of each kind running."""
-    instance.workers.decode.reserve(RESERVE)
+    instance.workers.decode.reserve(instance, RESERVE)
     reserved = instance.events[-1]
     assert isinstance(reserved, Reserved)
     block_ids = instance.receiver.tickets.pop(reserved.ticket.ticket_id)
     instance.workers.decode.committed(reserved.ticket.ticket_id, describe_prompt(GIVEN), block_ids, 1)
-    instance.workers.decode.generate(prompt("whole", 5))
-    instance.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
+    instance.workers.decode.generate(instance, prompt("whole", 5))
+    instance.workers.prefill.accept(instance, prompt("held", 5), ticket_for(prompt("held", 5)))
     instance.turn()
-    instance.workers.decode.reserve(prompt("reserved", 3))
+    instance.workers.decode.reserve(instance, prompt("reserved", 3))
 
 
 def test_finishes_of_an_ended_session_are_not_sent_to_the_next() -> None:
     with open_instance() as instance:
         start_prompts(instance)
-        instance.workers.cancel_all("the session is over")
+        instance.workers.cancel_all(instance, "the session is over")
         instance.events.clear()  # from here on events go to the next session
         instance.turn_until_idle()
 
@@ -93,7 +93,7 @@ def test_a_step_running_when_a_session_ends_is_not_sent_to_the_next() -> None:
     with open_instance() as instance:
         start_prompts(instance)
         result = instance.core.step()
-        instance.workers.cancel_all("the session is over")
+        instance.workers.cancel_all(instance, "the session is over")
         instance.events.clear()
         instance.workers.on_step(result)
         instance.turn_until_idle()
@@ -104,12 +104,12 @@ def test_a_step_running_when_a_session_ends_is_not_sent_to_the_next() -> None:
 
 def test_a_commit_pending_when_the_session_ends_frees_its_blocks() -> None:
     with open_instance() as instance:
-        instance.workers.decode.reserve(RESERVE)
+        instance.workers.decode.reserve(instance, RESERVE)
         (ticket_id,) = instance.receiver.tickets
         instance.workers.decode.committed(
             ticket_id, describe_prompt(GIVEN), instance.receiver.tickets.pop(ticket_id), 1
         )
-        instance.workers.cancel_all("the session is over")
+        instance.workers.cancel_all(instance, "the session is over")
         instance.turn_until_idle()
 
         assert instance.core.blocks.num_used == 0
@@ -117,11 +117,11 @@ def test_a_commit_pending_when_the_session_ends_frees_its_blocks() -> None:
 
 def test_no_event_follows_a_prompts_finish() -> None:
     with open_instance() as instance:
-        instance.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
+        instance.workers.prefill.accept(instance, prompt("held", 5), ticket_for(prompt("held", 5)))
         while instance.posted:
             instance.posted.popleft()(instance.core)
         result = instance.core.step()
-        instance.workers.cancel(Cancel("held"))
+        instance.workers.cancel(instance, Cancel("held"))
         instance.workers.on_step(result)
         instance.turn_until_idle()
 
@@ -131,8 +131,8 @@ def test_no_event_follows_a_prompts_finish() -> None:
 
 def test_no_event_follows_a_prompt_ended_while_a_step_is_built() -> None:
     with open_instance() as instance:
-        instance.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
-        instance.on_load = lambda: instance.workers.cancel(Cancel("held"))
+        instance.workers.prefill.accept(instance, prompt("held", 5), ticket_for(prompt("held", 5)))
+        instance.on_load = lambda: instance.workers.cancel(instance, Cancel("held"))
         instance.turn_until_idle()
 
         assert [type(event) for event in instance.events] == [Failed]
@@ -143,14 +143,14 @@ def test_a_finish_waits_until_the_step_before_it_is_reported(half: str) -> None:
     threads: list[threading.Thread] = []
     with open_instance() as instance:
         if half == "prefill":
-            instance.workers.prefill.accept(prompt("it", 5), ticket_for(prompt("it", 5)))
+            instance.workers.prefill.accept(instance, prompt("it", 5), ticket_for(prompt("it", 5)))
         else:
-            instance.workers.decode.generate(prompt("it", 5))
+            instance.workers.decode.generate(instance, prompt("it", 5))
 
         def end_meanwhile(event: Event) -> None:
             if isinstance(event, Step) and not threads:
                 threads.append(
-                    threading.Thread(target=getattr(instance.workers, half).cancel_all, args=("it is over",))
+                    threading.Thread(target=getattr(instance.workers, half).cancel_all, args=(instance, "it is over"))
                 )
                 threads[0].start()
                 threads[0].join(A_MOMENT_S)
@@ -166,9 +166,9 @@ def test_a_finish_waits_until_the_step_before_it_is_reported(half: str) -> None:
 
 def test_a_cancel_is_answered_after_the_prompts_last_tokens() -> None:
     with open_instance() as instance:
-        instance.workers.decode.generate(prompt("whole", 5))
+        instance.workers.decode.generate(instance, prompt("whole", 5))
         instance.turn()
-        instance.workers.cancel(Cancel("whole"))
+        instance.workers.cancel(instance, Cancel("whole"))
         instance.turn_until_idle()
 
         tokens = [token for event in instance.events if isinstance(event, Step) for token in event.tokens]
@@ -178,7 +178,7 @@ def test_a_cancel_is_answered_after_the_prompts_last_tokens() -> None:
 
 def test_a_local_prompt_reports_its_compute_time_once() -> None:
     with open_instance() as instance:
-        instance.workers.decode.generate(prompt("whole", 5, max_tokens=4))
+        instance.workers.decode.generate(instance, prompt("whole", 5, max_tokens=4))
         instance.turn_until_idle()
 
     reported = [entry for event in instance.events if isinstance(event, Step) for entry in event.times]
@@ -191,7 +191,7 @@ def test_preemptions_of_a_prompt_between_two_tokens_are_reported() -> None:
     with engine(replace(CONFIG, num_blocks=12), swap_bytes=1 << 20) as (core, _):
         instance = Both(core)
         for name in ("old", "young"):
-            instance.workers.decode.generate(prompt(name, 6, max_tokens=30))
+            instance.workers.decode.generate(instance, prompt(name, 6, max_tokens=30))
         instance.turn_until_idle()
         reported = [entry for event in instance.events if isinstance(event, Step) for entry in event.times]
 

@@ -1,7 +1,7 @@
 """Both halves of a prefill and a decode instance under random orders of all events of a hand-off.
 
-Whatever the order, each accepted prompt finishes once on its instance, no event of it follows, and at the end no block,
-ticket or other state of it is left.
+Two sessions share each instance. Whatever the order, each accepted prompt finishes once on its instance, no event of it
+follows or reaches the other session, and at the end no block, ticket or other state of it is left.
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ class HandOffs(RuleBasedStateMachine):
     def reserve(self, length: int, max_tokens: int, n: int, continues: bool, same_prompt: bool) -> None:
         state = self._state(length, max_tokens, n, same_prompt=same_prompt)
         self.on["d"].add(state.prompt_id)
-        self.link.d.workers.decode.reserve(state)
+        self.link.d.workers.decode.reserve(self.link.d.owner(state.prompt_id), state)
         if continues and state.prompt_id in self.link.d.tickets:
             self._prefill(state)
 
@@ -58,7 +58,8 @@ class HandOffs(RuleBasedStateMachine):
     def generate(self, length: int, max_tokens: int, n: int, side: str) -> None:
         state = self._state(length, max_tokens, n, same_prompt=True)
         self.on[side].add(state.prompt_id)
-        self._side(side).workers.decode.generate(state)
+        half = self._side(side)
+        half.workers.decode.generate(half.owner(state.prompt_id), state)
 
     @rule(side=SIDES)
     def run_posts(self, side: str) -> None:
@@ -74,13 +75,14 @@ class HandOffs(RuleBasedStateMachine):
     def step_with_a_cancel_before_it_is_reported(self, side: str, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.states)))
         half = self._side(side)
-        half.step(lambda: half.workers.cancel(Cancel(name)))
+        half.step(lambda: half.workers.cancel(half.owner(name), Cancel(name)))
 
     @precondition(lambda self: self.states)
     @rule(side=SIDES, data=st.data(), sequence=st.sampled_from([None, None, 0, 1]))
     def cancel(self, side: str, data: st.DataObject, sequence: int | None) -> None:
         name = data.draw(st.sampled_from(sorted(self.states)))
-        self._side(side).workers.cancel(Cancel(name, sequence))
+        half = self._side(side)
+        half.workers.cancel(half.owner(name), Cancel(name, sequence))
 
     @precondition(lambda self: self.link.commits)
     @rule(data=st.data())
@@ -119,16 +121,26 @@ class HandOffs(RuleBasedStateMachine):
         self.link.breaks_at_begin |= at_begin
         self.link.breaks_at_commit |= not at_begin
 
-    @rule(side=SIDES)
-    def the_session_ends(self, side: str) -> None:
+    @rule(side=SIDES, number=st.integers(0, 1))
+    def a_session_ends(self, side: str, number: int) -> None:
         half = self._side(side)
-        # An ended session gets no events (InstanceHost); the next one gets those of its own prompts.
-        half.has_session = False
-        half.workers.cancel_all("the session is over")
-        half.has_session = True
-        half.silent |= self.on[side]
+        its = {name for name in self.on[side] if half.owners[number].owns(name)}
+        half.end_session(number)
+        half.silent |= its
         if side == "d":
-            half.tickets.clear()
+            half.tickets = {name: ticket for name, ticket in half.tickets.items() if name not in its}
+
+    @precondition(lambda self: self.states)
+    @rule(side=SIDES, data=st.data())
+    def another_session_cancels(self, side: str, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        half = self._side(side)
+        (other,) = [one for one in half.owners if not one.owns(name)]
+        half.run_posts()
+        before = (list(half.finished), list(half.failed))
+        half.workers.cancel(other, Cancel(name))
+        half.run_posts()
+        assert (half.finished, half.failed) == before
 
     @invariant()
     def blocks_are_accounted_for_and_events_are_in_order(self) -> None:
@@ -191,7 +203,7 @@ class HandOffs(RuleBasedStateMachine):
     def _prefill(self, state: PromptState) -> None:
         ticket = self.link.d.tickets.pop(state.prompt_id)
         try:
-            self.link.p.workers.prefill.accept(state, ticket)
+            self.link.p.workers.prefill.accept(self.link.p.owner(state.prompt_id), state, ticket)
         except (PdserveError, RuntimeError):
             return  # refused: no event of it may follow
         self.on["p"].add(state.prompt_id)

@@ -31,6 +31,20 @@ class Breaking(FakeModel):
         return super().launch(batch, layer_done)
 
 
+class Owner:
+    """A scheduler's session: one of the two of a side, which owns every second prompt."""
+
+    def __init__(self, side: "Side", number: int) -> None:
+        self._side, self._number, self.ended = side, number, False
+
+    def owns(self, prompt_id: str) -> bool:
+        return int(prompt_id[1:]) % 2 == self._number
+
+    def emit(self, event: Event) -> None:
+        if not self.ended:
+            self._side.receive(self, event)
+
+
 class Side:
     """One instance that the test drives: posted calls and steps run when it calls for them."""
 
@@ -41,7 +55,7 @@ class Side:
             swap_bytes=3 * CONFIG.block_size * 256,
         )  # fmt: skip
         self.posted: deque[Callable[[Engine], None]] = deque()
-        self.workers = Workers(self.core, self.posted.append, self.receive, lambda: LOAD, lambda: 0.0)
+        self.workers = Workers(self.core, self.posted.append, lambda: LOAD, lambda: 0.0)
         self.workers.prefill.use(SendingEnd(link))
         self.workers.decode.use(link)
         self.tickets: dict[str, Ticket] = {}
@@ -49,13 +63,24 @@ class Side:
         self.ended: list[str] = []
         self.finished: list[tuple[str, int]] = []
         self.silent: set[str] = set()
-        self.has_session = True
+        self.owners = [Owner(self, 0), Owner(self, 1)]
         self.wrong: list[str] = []  # noted, not raised: the halves handle what their listener raises
 
-    def receive(self, event: Event) -> None:
+    def owner(self, prompt_id: str) -> Owner:
+        """Return the prompt's owner."""
+        return self.owners[int(prompt_id[1:]) % 2]
+
+    def end_session(self, number: int) -> None:
+        """End one of the sessions, and open the next of this scheduler."""
+        owner = self.owners[number]
+        owner.ended = True
+        self.workers.cancel_all(owner, "the session is over")
+        self.owners[number] = Owner(self, number)
+
+    def receive(self, owner: Owner, event: Event) -> None:
         """Record the event; no event may follow for a prompt that has ended, or whose session has."""
-        if not self.has_session:
-            return
+        if not all(map(owner.owns, _prompts_of(event))):
+            self.wrong.append(f"to another session: {event}")
         if _prompts_of(event) & (self.silent | {*self.failed, *self.ended}):
             self.wrong.append(f"after its end: {event}")
         match event:

@@ -23,7 +23,7 @@ def with_image(name: str) -> PromptState:
     return replace(prompt(name, 9), images=(IMAGE,))
 
 
-@dataclass
+@dataclass(eq=False)
 class ImageHalf(Half):
     """A prefill half whose images are embedded when the test says so."""
 
@@ -31,7 +31,7 @@ class ImageHalf(Half):
     added: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.worker = PrefillWorker(self.core, self.posted.append, self.events.append, lambda: 0.0, self._embed)
+        self.worker = PrefillWorker(self.core, self.posted.append, self.posted.append, lambda: 0.0, self._embed)
         self.worker.use(self.sender)
         add = self.core.add
 
@@ -56,8 +56,8 @@ def half() -> Iterator[ImageHalf]:
 
 def test_a_prompt_is_queued_with_its_embeddings_while_others_run() -> None:
     with half() as it:
-        it.worker.accept(with_image("p"), ticket_for(prompt("p", 9)))
-        it.worker.accept(prompt("text", 9), ticket_for(prompt("text", 9), 2))
+        it.worker.accept(it, with_image("p"), ticket_for(prompt("p", 9)))
+        it.worker.accept(it, prompt("text", 9), ticket_for(prompt("text", 9), 2))
         it.turn_until_idle()
         assert {token.prompt_id for token in it.tokens} == {"text"}
         assert it.sender.messages[0] == ("begin", ticket_for(prompt("p", 9)).ticket_id), "its lease is renewed"
@@ -68,13 +68,13 @@ def test_a_prompt_is_queued_with_its_embeddings_while_others_run() -> None:
         assert {token.prompt_id for token in it.tokens} == {"text", "p"}
         assert it.added == [(), VALUES]
         for number in (1, 2):
-            it.worker.cancel({1: "p", 2: "text"}[number], "enough")
+            it.worker.cancel(it, {1: "p", 2: "text"}[number], "enough")
         it.turn_until_idle()
 
 
 def test_an_image_that_cannot_be_embedded_refuses_its_prompt() -> None:
     with half() as it:
-        it.worker.accept(with_image("p"), ticket_for(prompt("p", 9)))
+        it.worker.accept(it, with_image("p"), ticket_for(prompt("p", 9)))
         it.futures[0].set_exception(InvalidRequest("image 0: broken", "images"))
         it.turn_until_idle()
 
@@ -85,8 +85,8 @@ def test_an_image_that_cannot_be_embedded_refuses_its_prompt() -> None:
 
 def test_a_cancelled_prompt_waits_for_no_embeddings() -> None:
     with half() as it:
-        it.worker.accept(with_image("p"), ticket_for(prompt("p", 9)))
-        it.worker.cancel("p", "enough")
+        it.worker.accept(it, with_image("p"), ticket_for(prompt("p", 9)))
+        it.worker.cancel(it, "p", "enough")
         it.turn_until_idle()
 
         assert it.futures[0].cancelled()
@@ -96,7 +96,7 @@ def test_a_cancelled_prompt_waits_for_no_embeddings() -> None:
 
 def test_a_link_that_fails_while_the_prompt_waits_ends_it_once() -> None:
     with half() as it:
-        it.worker.accept(with_image("p"), ticket_for(prompt("p", 9)))
+        it.worker.accept(it, with_image("p"), ticket_for(prompt("p", 9)))
         it.worker.failed(ticket_for(prompt("p", 9)).ticket_id, InstanceLost("gone"))
         it.turn_until_idle()
 
@@ -107,7 +107,7 @@ def test_a_link_that_fails_while_the_prompt_waits_ends_it_once() -> None:
 def test_a_link_that_fails_at_once_leaves_no_image_waiting() -> None:
     with half() as it:
         it.sender.on_begin = lambda ticket: it.worker.failed(ticket.ticket_id, InstanceLost("nobody listens"))
-        it.worker.accept(with_image("p"), ticket_for(prompt("p", 9)))
+        it.worker.accept(it, with_image("p"), ticket_for(prompt("p", 9)))
         it.turn_until_idle()
 
         assert it.futures[0].cancelled()
@@ -116,7 +116,7 @@ def test_a_link_that_fails_at_once_leaves_no_image_waiting() -> None:
 
 def test_a_hand_off_keeps_no_embeddings_after_they_were_queued() -> None:
     with half() as it:
-        it.worker.accept(with_image("p"), ticket_for(prompt("p", 9)))
+        it.worker.accept(it, with_image("p"), ticket_for(prompt("p", 9)))
         it.futures[0].set_result(VALUES)
         it.turn_until_idle()
 

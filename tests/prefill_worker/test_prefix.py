@@ -42,7 +42,7 @@ def test_the_cached_prefix_is_sent_with_the_first_chunk_if_needed(
         it.core.add(replace(STATE, prompt_id="before"))
         while it.core.has_work():
             it.core.step()
-        it.worker.accept(STATE, replace(ticket_for(STATE), first_token=first_token))
+        it.worker.accept(it, STATE, replace(ticket_for(STATE), first_token=first_token))
         it.turn_until_idle()
         it.worker.acked(ticket_for(STATE).ticket_id, STATS)
         it.turn_until_idle()
@@ -59,7 +59,7 @@ def test_a_prompt_finished_by_its_first_token_reports_cache_use() -> None:
         it = Half(core)
         state = prompt("p", 60, max_tokens=1)
         for number in (1, 2):
-            it.worker.accept(state, ticket_for(state, number))
+            it.worker.accept(it, state, ticket_for(state, number))
             it.turn_until_idle()
 
         times = [event.times for event in it.events if isinstance(event, HandedOff)]

@@ -57,7 +57,7 @@ class ScriptedSender:
         """Nothing is held."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Half:
     """A prefill half over a real engine that the test drives: `turn` runs the posted calls, then one step."""
 
@@ -68,8 +68,11 @@ class Half:
     sender: ScriptedSender = field(default_factory=ScriptedSender)
 
     def __post_init__(self) -> None:
-        self.worker = PrefillWorker(self.core, self.posted.append, self.events.append, lambda: 0.0)
+        self.worker = PrefillWorker(self.core, self.posted.append, self.posted.append, lambda: 0.0)
         self.worker.use(self.sender)
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
 
     def turn(self) -> None:
         while self.posted:
@@ -96,7 +99,7 @@ def half() -> Iterator[Half]:
 def test_a_link_failing_before_the_prompt_starts_holds_nothing() -> None:
     with half() as it:
         it.sender.on_begin = lambda ticket: it.worker.failed(ticket.ticket_id, InstanceLost("nobody listens"))
-        it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9)))
+        it.worker.accept(it, prompt("p", 9), ticket_for(prompt("p", 9)))
         it.turn_until_idle()
 
         assert it.events == [Failed("p", "InstanceLost", "nobody listens")]
@@ -110,14 +113,14 @@ def test_a_prompt_may_return_after_its_ticket_failed_to_begin() -> None:
     with half() as it:
         it.sender.on_begin = no_thread
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9)))
+            it.worker.accept(it, prompt("p", 9), ticket_for(prompt("p", 9)))
         it.turn_until_idle()
 
-        assert not it.worker.prefills("p")
+        assert it.worker.owner_of("p") is None
         assert ("abort", ticket_for(prompt("p", 9)).ticket_id) in it.sender.messages
         assert (it.events, it.core.load().held_prompts) == ([], 0)
         it.sender.on_begin = lambda _: None
-        it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9), 2))
+        it.worker.accept(it, prompt("p", 9), ticket_for(prompt("p", 9), 2))
         it.turn_until_idle()
         it.worker.acked(ticket_for(prompt("p", 9), 2).ticket_id, STATS)
         it.turn_until_idle()
@@ -132,7 +135,7 @@ def test_a_ticket_that_failed_to_begin_is_reported_once() -> None:
             raise RuntimeError("can't start new thread")
 
         it.sender.on_begin = fail_twice
-        it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9)))
+        it.worker.accept(it, prompt("p", 9), ticket_for(prompt("p", 9)))
         it.turn_until_idle()
 
         assert it.events == [Failed("p", "InstanceLost", "nobody listens")]
@@ -149,7 +152,7 @@ COMMITTED_AFTER = 2  # turns; only then can an ack come
 def test_every_finish_at_any_time_frees_blocks_and_is_sent_once(ending: str, turns: int) -> None:
     with half() as it:
         state, ticket = prompt("p", 40), ticket_for(prompt("p", 40))
-        it.worker.accept(state, ticket)
+        it.worker.accept(it, state, ticket)
         for _ in range(turns):
             it.turn()
         if "acked" in ending:
@@ -157,7 +160,7 @@ def test_every_finish_at_any_time_frees_blocks_and_is_sent_once(ending: str, tur
         if "failed" in ending:
             it.worker.failed(ticket.ticket_id, InstanceLost("gone"))
         if "cancel" in ending:
-            it.worker.cancel("p", "enough")
+            it.worker.cancel(it, "p", "enough")
         it.turn_until_idle()
 
         assert len(it.events) == 1
@@ -168,9 +171,9 @@ def test_every_finish_at_any_time_frees_blocks_and_is_sent_once(ending: str, tur
 def test_a_duplicate_prompt_is_refused_and_the_first_continues() -> None:
     with half() as it:
         state = prompt("p", 9)
-        it.worker.accept(state, ticket_for(state, 1))
+        it.worker.accept(it, state, ticket_for(state, 1))
         with pytest.raises(InvalidRequest, match="p"):
-            it.worker.accept(state, ticket_for(state, 2))
+            it.worker.accept(it, state, ticket_for(state, 2))
         it.turn_until_idle()
         it.worker.acked(ticket_for(state, 1).ticket_id, STATS)
         it.turn_until_idle()
@@ -182,7 +185,7 @@ def test_a_duplicate_prompt_is_refused_and_the_first_continues() -> None:
 def test_a_prompt_with_a_first_token_commits_that_token() -> None:
     with half() as it:
         state = replace(prompt("p", 40), outputs=((7,),))
-        it.worker.accept(state, ticket_for(state))
+        it.worker.accept(it, state, ticket_for(state))
         it.turn_until_idle()
         it.worker.acked(ticket_for(state).ticket_id, STATS)
         it.turn_until_idle()
@@ -197,20 +200,20 @@ def test_finished_kv_uses_at_most_half_the_pool_until_acked() -> None:
     with half() as it:  # 64 blocks of 4 tokens
         states = [prompt(name, 40) for name in "abcde"]
         for number, state in enumerate(states[:4]):
-            it.worker.accept(state, ticket_for(state, number))
+            it.worker.accept(it, state, ticket_for(state, number))
             it.turn_until_idle()
         assert it.core.load().held_prompts == 4
 
         with pytest.raises(NoCapacity, match=r"4 finished prompts .* in 40 of 64 KV blocks \(limit 32\)"):
-            it.worker.accept(states[4], ticket_for(states[4], 4))
+            it.worker.accept(it, states[4], ticket_for(states[4], 4))
         assert ("begin", f"{4:032x}") not in it.sender.messages
         it.worker.acked(ticket_for(states[0], 0).ticket_id, STATS)
         it.turn_until_idle()
-        it.worker.accept(states[4], ticket_for(states[4], 4))
+        it.worker.accept(it, states[4], ticket_for(states[4], 4))
         it.turn_until_idle()
 
         assert it.core.load().held_prompts == 4
-        it.worker.cancel_all("enough")
+        it.worker.cancel_all(it, "enough")
         it.turn_until_idle()
         assert it.core.blocks.num_used == 0
 
@@ -218,14 +221,14 @@ def test_finished_kv_uses_at_most_half_the_pool_until_acked() -> None:
 def test_queued_prompts_hold_no_kv_and_a_probe_is_admitted() -> None:
     with half() as it:
         for number, name in enumerate("abcd"):
-            it.worker.accept(prompt(name, 40), ticket_for(prompt(name, 40), number))
+            it.worker.accept(it, prompt(name, 40), ticket_for(prompt(name, 40), number))
         it.turn_until_idle()
         probe = replace(prompt("probe", 4), probe=True)
-        it.worker.accept(probe, ticket_for(probe, 9))
+        it.worker.accept(it, probe, ticket_for(probe, 9))
         it.turn_until_idle()
 
         assert it.core.load().held_prompts == 5
-        it.worker.cancel_all("enough")
+        it.worker.cancel_all(it, "enough")
         it.turn_until_idle()
 
 
@@ -233,12 +236,12 @@ def test_queued_prompts_hold_no_kv_and_a_probe_is_admitted() -> None:
 def test_a_prompt_finished_twice_at_once_is_reported_once(ending: str) -> None:
     with half() as it:
         state = prompt("p", 9, max_tokens=1)
-        it.worker.accept(state, ticket_for(state))
+        it.worker.accept(it, state, ticket_for(state))
 
         def ends_first(prompt_id: str, forget: Callable[[str], object] = it.worker._pop_hand_off) -> object:
             it.worker._pop_hand_off = forget  # type: ignore[assignment,method-assign]
             if ending == "cancel":
-                it.worker.cancel("p", "enough")
+                it.worker.cancel(it, "p", "enough")
             else:
                 it.worker.failed(ticket_for(state).ticket_id, InstanceLost("gone"))
             return forget(prompt_id)
@@ -258,7 +261,7 @@ def test_a_commit_that_raises_ends_only_its_own_prompt() -> None:
     with half() as it:
         it.sender.on_commit = break_down
         for number, name in ((1, "a"), (2, "b")):
-            it.worker.accept(prompt(name, 9), ticket_for(prompt(name, 9), number))
+            it.worker.accept(it, prompt(name, 9), ticket_for(prompt(name, 9), number))
         it.turn_until_idle()
 
         assert it.events == [Failed("a", "InternalError", "a defect")]
@@ -274,7 +277,7 @@ def test_a_prompt_refused_by_the_engine_ends_with_its_ticket() -> None:
     with half() as it:
         state = prompt("p", 9)
         it.core.add(state)
-        it.worker.accept(state, ticket_for(state))
+        it.worker.accept(it, state, ticket_for(state))
         it.turn_until_idle()
 
         (failed,) = it.events
@@ -289,30 +292,30 @@ def test_a_prompt_that_raises_in_the_engine_ends_with_its_ticket(monkeypatch: py
 
     with half() as it:
         monkeypatch.setattr(it.core, "add", break_down)
-        it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9)))
+        it.worker.accept(it, prompt("p", 9), ticket_for(prompt("p", 9)))
         it.turn()
 
         assert it.events == [Failed("p", "InternalError", "a defect")]
         assert ("abort", ticket_for(prompt("p", 9)).ticket_id) in it.sender.messages
-        assert not it.worker.prefills("p")
+        assert it.worker.owner_of("p") is None
 
 
 def test_a_pooling_prompt_is_refused_before_it_begins() -> None:
     with half() as it:
         state = replace(prompt("p", 9), pooling=Pooling("embed"))
         with pytest.raises(InvalidRequest, match="prompt p requests pooling, which has no KV hand-off"):
-            it.worker.accept(state, ticket_for(state))
+            it.worker.accept(it, state, ticket_for(state))
 
         assert it.sender.messages == []
-        assert not it.worker.prefills("p")
+        assert it.worker.owner_of("p") is None
 
 
 def test_cancelling_a_prompt_does_not_end_the_next_of_the_same_id() -> None:
     with half() as it:
         state = prompt("p", 9)
-        it.worker.accept(state, ticket_for(state, 1))
-        it.worker.cancel("p", "again")
-        it.worker.accept(state, ticket_for(state, 2))
+        it.worker.accept(it, state, ticket_for(state, 1))
+        it.worker.cancel(it, "p", "again")
+        it.worker.accept(it, state, ticket_for(state, 2))
         it.turn_until_idle()
 
         assert [type(event) for event in it.events] == [Failed]

@@ -9,6 +9,7 @@ import pytest
 
 from simulation.instance import SimulatedInstance
 from simulation.prompt import SimulatedPrompt
+from simulation.session import SimulatedSession
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded
@@ -23,10 +24,10 @@ class Watched(SimulatedInstance):
 
     on_reserve: Callable[[Reserve], None] | None = None
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, session: SimulatedSession, command: Command) -> None:
         if isinstance(command, Reserve) and self.on_reserve is not None:
             self.on_reserve(command)
-        super()._handle(command)
+        super()._handle(session, command)
 
 
 def reserved(instance: SimulatedInstance) -> list[SimulatedPrompt]:
@@ -178,12 +179,12 @@ class RefusesPrefill(SimulatedInstance):
 
     refusals = 0
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, session: SimulatedSession, command: Command) -> None:
         if isinstance(command, Prefill) and self.refusals:
             self.refusals -= 1
-            self._refuse(command.prompt.prompt_id, "NoCapacity", "2 finished prompts wait for their receivers")
+            self._refuse(session, command.prompt.prompt_id, "NoCapacity", "2 finished prompts wait for their receivers")
         else:
-            super()._handle(command)
+            super()._handle(session, command)
 
 
 @virtual

@@ -6,6 +6,7 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from simulation.instance import SimulatedInstance
+from simulation.session import SimulatedSession
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import virtual
 from wire.errors import InstanceLost
@@ -20,11 +21,11 @@ class Compiling(SimulatedInstance):
 
     every = False
 
-    def _reserve(self, state: PromptState) -> None:
+    def _reserve(self, session: SimulatedSession, state: PromptState) -> None:
         if self.every or state.params.structured is not None:
-            asyncio.get_running_loop().call_later(_COMPILES_S, super()._reserve, state)
+            asyncio.get_running_loop().call_later(_COMPILES_S, super()._reserve, session, state)
         else:
-            super()._reserve(state)
+            super()._reserve(session, state)
 
 
 class Slow(Compiling):

@@ -65,7 +65,7 @@ class LiveCluster(FakeCluster):
 
     async def ended(self, instance: SimulatedInstance) -> None:
         """Return when an instance has no session."""
-        await until(lambda: instance._session is None)
+        await until(lambda: not instance.sessions)
 
 
 @virtual
@@ -217,7 +217,7 @@ async def test_an_instance_returning_while_it_drains_stays() -> None:
         cluster.instances[1].behaviour.step_s = 0.1
         task = asyncio.create_task(cluster.ask(max_tokens=50))
         await until(lambda: cluster.instances[1].prompts)
-        session = cluster.instances[1]._session
+        (session,) = cluster.instances[1].sessions
 
         cluster.use(cluster.all[0], cluster.all[2])
         await asyncio.sleep(1.0)
@@ -226,7 +226,7 @@ async def test_an_instance_returning_while_it_drains_stays() -> None:
         assert cluster.states["decode-0"] == "living"
         await task
         await asyncio.sleep(5.0)
-        assert cluster.instances[1]._session is session
+        assert cluster.instances[1].sessions == [session]
         assert cluster.control.view().table.version == 3
 
 
@@ -258,10 +258,10 @@ async def test_an_instance_returning_while_its_session_closes_reconnects(
         monkeypatch.setattr(FakeSession, "close", slowly)
         cluster.use(cluster.all[0], cluster.all[2])
         await closing.wait()
-        before = cluster.instances[1]._session
+        before = list(cluster.instances[1].sessions)
 
         cluster.use(*cluster.all)
-        await until(lambda: cluster.instances[1]._session not in (before, None))
+        await until(lambda: cluster.instances[1].sessions not in (before, []))
 
         await until(lambda: not cluster.control.registry.missing())
         await asyncio.sleep(5.0)

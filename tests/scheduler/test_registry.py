@@ -119,17 +119,6 @@ async def test_an_instance_returning_with_another_model_is_refused() -> None:
 
 
 @virtual
-async def test_a_second_scheduler_waits_until_the_first_is_gone() -> None:
-    async with FakeCluster("PD").serving() as cluster:
-        second = control_over(cluster.expected, cluster.network.connect, ControlLimits(), scheduler_id="second")
-        running = asyncio.create_task(second.registry.run())
-        await asyncio.sleep(30.0)
-        assert "serves scheduler s" in str(second.registry.missing()[0])
-    await second.registry.wait_path(15.0)
-    running.cancel()
-
-
-@virtual
 async def test_a_scheduler_never_ready_names_what_is_missing() -> None:
     cluster = FakeCluster("PPD")
     cluster.boot(1)

@@ -11,6 +11,7 @@ from simulation.prompt import SimulatedPrompt
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
+from wire.event_sink import EventSink
 from wire.messages import Cancel, Event, Failed, HandedOff, Prefill, Reserve, Step
 from wire.types import FinishReason, InstanceDescription, Role
 
@@ -28,14 +29,14 @@ class Linked(SimulatedInstance):
     lost_acks = 0
     finds_no_room = False
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, session: EventSink, event: Event) -> None:
         if isinstance(event, HandedOff) and self.lost_acks:
             self.lost_acks -= 1
             event = Failed(event.prompt_id, "InstanceLost", LOST)
         elif isinstance(event, Failed) and event.error == "HandoffFailed" and event.message == "set to fail":
             reported = ("NoCapacity", FULL) if self.finds_no_room else ("InstanceLost", LOST)
             event = Failed(event.prompt_id, *reported)
-        super()._emit(event)
+        super()._emit(session, event)
 
 
 @asynccontextmanager
@@ -222,14 +223,14 @@ class GivesUp(SimulatedInstance):
 
     given_up = frozenset[int]()
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, session: EventSink, event: Event) -> None:
         if isinstance(event, Step) and self.description.role is Role.DECODE:
             for token in event.tokens:
                 if token.index % 3 == 2 and token.index not in self.given_up:
                     self.given_up |= {token.index}
                     self._drop(self.prompts[token.prompt_id])
                     event = Failed(token.prompt_id, "NoCapacity", FULL)
-        super()._emit(event)
+        super()._emit(session, event)
 
 
 @virtual

@@ -9,6 +9,7 @@ import pytest
 from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import Answer, FakeCluster, request
 from tests.scheduler.virtual_time import until, virtual
+from wire.event_sink import EventSink
 from wire.messages import Event, Step
 from wire.types import PromptLogprobs, TokenLogprobs
 
@@ -26,7 +27,7 @@ def of_prompt(start: int, end: int) -> tuple[TokenLogprobs | None, ...]:
 class Scoring(SimulatedInstance):
     """Reports each token's logprob; with the first token, and again with the second, those of the prompt."""
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, session: EventSink, event: Event) -> None:
         if isinstance(event, Step):
             tokens = tuple(
                 dataclasses.replace(token, logprobs=logprob(token.sequence, token.index)) for token in event.tokens
@@ -38,7 +39,7 @@ class Scoring(SimulatedInstance):
                 for start, end in ((0, 33), (33, 65), (65, 70))
             )
             event = dataclasses.replace(event, tokens=tokens, prompt_logprobs=scored)
-        super()._emit(event)
+        super()._emit(session, event)
 
 
 class ScoredAnswer(Answer):

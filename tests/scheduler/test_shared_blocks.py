@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 
 from simulation.instance import SimulatedInstance
+from simulation.session import SimulatedSession
 from tests.scheduler.fake_cluster import FakeCluster, collect, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.load import LoadSnapshot
@@ -23,11 +24,11 @@ class Sharing(SimulatedInstance):
     def load(self) -> LoadSnapshot:
         return dataclasses.replace(super().load(), prefix_tokens_sought=1)
 
-    def _reserve(self, state: PromptState) -> None:
+    def _reserve(self, session: SimulatedSession, state: PromptState) -> None:
         running = (prompt.state for prompt in self.prompts.values() if prompt.stage == "decoding")
         alike = (_num_alike(state, other) for other in running if other is not None)
         self._shared = max(alike, default=0) // self.description.block_size
-        super()._reserve(state)
+        super()._reserve(session, state)
         self._shared = 0
 
     def _blocks_for(self, num_tokens: int) -> int:

@@ -30,7 +30,8 @@ class Looking:
 
     async def report_table(self, index: int, digest: str) -> None:
         """Let an instance report another table."""
-        self.cluster.instances[index]._emit(TableRead(digest))
+        (session,) = self.cluster.instances[index].sessions
+        session.emit(TableRead(digest))
         living = self.cluster.control.registry.instance(index)
         await until(lambda: living.table_digest == digest)
 

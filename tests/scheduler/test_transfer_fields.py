@@ -18,6 +18,7 @@ from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
 from simulation.instance import SimulatedInstance
+from simulation.session import SimulatedSession
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import InvalidRequest
@@ -170,11 +171,11 @@ async def test_every_prompt_has_its_own_ticket_and_leaves_nothing() -> None:
 class Rejecting(SimulatedInstance):
     """Refuses every prompt for prefill whose first token id is 9."""
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, session: SimulatedSession, command: Command) -> None:
         if isinstance(command, Prefill) and command.prompt.token_ids[0] == 9:
-            self._refuse(command.prompt.prompt_id, "InvalidRequest", "set to reject")
+            self._refuse(session, command.prompt.prompt_id, "InvalidRequest", "set to reject")
         else:
-            super()._handle(command)
+            super()._handle(session, command)
 
 
 @virtual
