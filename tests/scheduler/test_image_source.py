@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduler.images.image_source import decode_base64
 from tests.examples import examples
 
-_TEXTS = st.text(alphabet="ABCDwxyz0189+/=-_\\\"\n é\ud800", max_size=12)
+_TEXTS = st.text(alphabet='ABCDwxyz0189+/=-_\\"\n é\ud800', max_size=12)
 
 
 @examples(300)
