@@ -72,7 +72,8 @@ class EngineCore:
         layout = model.info.layout
         caches = prefix_caching and why_no_names(layout.block_size) is None
         self._blocks = BlockPool(
-            layout.num_blocks, cached_block_size=layout.block_size if caches else None, rope=model.info.rope,
+            layout.num_blocks, cached_block_size=layout.block_size if caches else None,
+            root=f"{model.info.model.weights_digest} {model.info.dtype}", rope=model.info.rope,
             reuse_decoded=reuse_decoded,
         )  # fmt: skip
         self._batch = BatchState(model, self._blocks, SwapArea(model, swap_bytes), self._limits)
@@ -174,6 +175,7 @@ class EngineCore:
             blocks_cached=blocks.num_cached,
             prefix_tokens_sought=blocks.tokens_queried,
             prefix_tokens_found=blocks.tokens_found,
+            prefix_tokens_found_decoded=blocks.tokens_found_decoded,
             running=sum(not prompt.state.probe for prompt in state.running.copy().values()),
             waiting=len(state.waiting),
             uncomputed_tokens=sum(prompt.uncomputed_tokens for prompt in state.prompts()),

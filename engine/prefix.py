@@ -1,12 +1,12 @@
 """Names of KV blocks derived from their tokens, so that computed KV can be found and reused. Pure.
 
     digest = sha256(parent digest, the 16 token ids as little-endian int32, the images among them, salt)
-    first  = the digest whose parent is 32 zero bytes, or sha256(rotation) where the keys have a special rotation
+    first  = the digest whose parent is sha256(root): the weights' digest and dtype, and a special rotation of the keys
     images = start (8 bytes, little-endian) and digest of each image that stands for one of these tokens
     block  = a whole number of digests, named by its last one
 
 A name depends on every token from the first one on, so it is the same on every instance and at every block size.
-Prompts with different salt or rotation have no name in common, and neither have equal ids of other images.
+Prompts with different salt or root have no name in common, and neither have equal ids of other images.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _IDS = struct.Struct(f"<{DIGEST_TOKENS}i")
 
 
 class BlockName(NamedTuple):
-    """The name of a full block: its last digest, the one before its first token, its tokens, salt, rotation and images.
+    """The name of a full block: its last digest, the one before its first token, its tokens, salt, root and images.
 
     Two names are equal only if the tokens are: a collision of digests is not a cache hit.
     """
@@ -33,7 +33,7 @@ class BlockName(NamedTuple):
     parent: bytes
     token_ids: tuple[int, ...]
     salt: str
-    rotation: str
+    root: str
     images: bytes = b""
 
 
@@ -47,20 +47,19 @@ def why_no_names(block_size: int) -> str | None:
 class PrefixChain:
     """The names of one sequence's full blocks, each computed once. Mutable; tokens already named never change."""
 
-    __slots__ = ("_block_size", "_images", "_limit", "_names", "_root", "_rotation", "_salt", "_salt_bytes")
+    __slots__ = ("_block_size", "_images", "_limit", "_names", "_root", "_salt", "_salt_bytes")
 
     def __init__(
-        self, salt: str, block_size: int | None, rotation: str = "", images: Sequence[PromptImage] = (),
+        self, salt: str, block_size: int | None, root: str = "", images: Sequence[PromptImage] = (),
         limit: float = math.inf,
     ) -> None:  # fmt: skip
-        """`block_size` None: nothing is named. `rotation`: how keys are rotated, if not determined by the tokens.
+        """`block_size` None: nothing is named. `root`: what else KV depends on, such as the model.
 
         Only blocks of the first `limit` tokens are named.
         """
         assert block_size is None or why_no_names(block_size) is None
         self._salt, self._salt_bytes, self._block_size = salt, salt.encode(), block_size
-        self._rotation, self._images, self._limit = rotation, images, limit
-        self._root = hashlib.sha256(rotation.encode()).digest() if rotation else bytes(32)
+        self._root, self._images, self._limit = root, images, limit
         self._names: list[BlockName] = []
 
     def num_full(self, num_tokens: int) -> int:
@@ -87,7 +86,7 @@ class PrefixChain:
 
     def fork(self) -> "PrefixChain":
         """Return a chain that continues from the same names."""
-        copy = PrefixChain(self._salt, self._block_size, self._rotation, self._images, self._limit)
+        copy = PrefixChain(self._salt, self._block_size, self._root, self._images, self._limit)
         copy._names = self._names.copy()
         return copy
 
@@ -95,10 +94,10 @@ class PrefixChain:
         assert self._block_size is not None
         start = len(self._names) * self._block_size
         own = tuple(token_ids[start : start + self._block_size])
-        parent = self._names[-1].digest if self._names else self._root
+        parent = self._names[-1].digest if self._names else hashlib.sha256(self._root.encode()).digest()
         digest, salt = parent, self._salt_bytes
         for at in range(0, self._block_size, DIGEST_TOKENS):
             images = marks_within(self._images, start + at, start + at + DIGEST_TOKENS)
             digest = hashlib.sha256(digest + _IDS.pack(*own[at : at + DIGEST_TOKENS]) + images + salt).digest()
         marks = marks_within(self._images, start, start + self._block_size)
-        return BlockName(digest, parent, own, self._salt, self._rotation, marks)
+        return BlockName(digest, parent, own, self._salt, self._root, marks)

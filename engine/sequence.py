@@ -113,7 +113,9 @@ class Sequence:
         first_new = self.chain.num_full(self.num_computed)
         self.num_computed += count
         for index in range(self.num_named, self.chain.num_full(self.num_computed)):
-            is_new = blocks.name(self.block_ids[index], self.chain.name(index, self.token_ids))
+            is_decoded = self.chain.num_tokens(index + 1) > self.prompt_length
+            name = self.chain.name(index, self.token_ids)
+            is_new = blocks.name(self.block_ids[index], name, is_decoded=is_decoded)
             self.num_written += self.chain.num_tokens(is_new and index >= first_new)
             self.num_named = index + 1
 

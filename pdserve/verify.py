@@ -18,6 +18,7 @@ from pdserve.termination import unwind_on_sigterm
 from pdserve.verify_compare import Outputs, all_divergences, first_divergence
 from pdserve.verify_devices import DeviceKindPair, DevicePairs, choose_pairs
 from pdserve.verify_prompts import make_prompts
+from pdserve.verify_runs import MORE_TOKENS, VerifyOutputs, through_combined, through_pd
 from pdserve.verify_transports import EACH, Chosen, choose
 from pdserve.work_folder import work_folder
 from scheduler.model.files import read_model_files
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     devices = choose_pairs(options.device)
     hops = _requested_transports(options.transport, devices)
     folder = model.find_folder(os.environ, EngineOptions(model=options.model))
-    longest = read_model_files(str(folder)).max_model_len - options.max_tokens
+    longest = read_model_files(str(folder)).max_model_len - 2 * options.max_tokens - MORE_TOKENS
     prompts = make_prompts(folder, options.prompts, longest)
     name = Path(options.model or folder).name
     print(f"{name}, {options.dtype}: {len(prompts)} prompts, {options.max_tokens} tokens each, greedy", flush=True)
@@ -86,10 +87,19 @@ def main(argv: Sequence[str]) -> int:
     for way, why in not_run.items():
         print(f"not run: {way}: {why}", flush=True)
     with work_folder("verify") as work:
-        outputs = _serve(options, devices, hops, folder, work, prompts)
+        outputs, next_turns = _serve(options, devices, hops, folder, work, prompts)
     oracle, reference = _run_transformers(options, folder, prompts)
+    status = 0
+    for way, turn in next_turns.items():
+        expected = oracle.generate_greedy(turn.prompts, options.max_tokens, ignore_eos=True)
+        num_cached = turn.num_cached_outputs(map(len, prompts))
+        print(f"{way}: KV of {num_cached} generated tokens reused", flush=True)
+        if options.dtype == "float32":
+            status |= _report_exact(expected, {way: turn.outputs}, ())
+        else:
+            _report_gaps(oracle, turn.prompts, expected, {way: turn.outputs})
     if options.dtype == "float32":
-        return _report_exact(reference, outputs, [*not_run])
+        return _report_exact(reference, outputs, [*not_run]) | status
     return _report_gaps(oracle, prompts, reference, outputs)
 
 
@@ -153,12 +163,12 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
 def _serve(
     options: VerifyOptions, devices: DevicePairs, hops: Mapping[DeviceKindPair, Chosen], folder: Path, work: Path,
     prompts: Sequence[Sequence[int]],
-) -> dict[str, list[list[int]]]:  # fmt: skip
-    """Return the outputs by serving mode."""
-    from pdserve.verify_runs import through_combined, through_pd
+) -> tuple[dict[str, list[list[int]]], dict[str, VerifyOutputs]]:  # fmt: skip
+    """Return the outputs by serving mode, and the next turns of those that decode where they prefill."""
 
     flags = ("--model", str(folder), "--dtype", options.dtype, "--kv-cache-memory", options.kv_cache_memory)
     outputs: dict[str, list[list[int]]] = {}
+    next_turns: dict[str, VerifyOutputs] = {}
     with asyncio.Runner() as runner:
         for pair, transport in ((pair, name) for pair, chosen in hops.items() for name in chosen.names):
             way, place = _way_name(devices, pair, transport), work / f"{pair.prefill}-{pair.decode}-{transport}"
@@ -168,9 +178,10 @@ def _serve(
         for kind in devices.kinds:
             way = "combined" if len(devices.kinds) == 1 else f"combined on {kind}"
             own = (*flags, "--device", kind)
-            outputs[way] = through_combined(runner, work / f"combined-{kind}", own, prompts, options.max_tokens).outputs
+            first, after = through_combined(runner, work / f"combined-{kind}", own, prompts, options.max_tokens)
+            outputs[way], next_turns[f"the next turn, {way}"] = first.outputs, after
             print(f"served by one {way.replace('combined', 'combined instance')}", flush=True)
-    return outputs
+    return outputs, next_turns
 
 
 def _run_transformers(

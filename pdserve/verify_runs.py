@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,14 +35,23 @@ START_TIMEOUT_S = 300.0
 FIRST_TOKEN_TIMEOUT_S = 300.0
 STALL_TIMEOUT_S = 60.0
 _POLL_S = 0.05
+MORE_TOKENS = 8
+"""What the next turn of a chat adds to the last prompt and its output: as many of the prompt's first tokens."""
+Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutputs:
-    """The outputs of all prompts and the bytes of KV sent for them."""
+    """The prompts with their outputs, the bytes of KV sent for them, and their tokens whose KV was cached."""
 
+    prompts: list[tuple[int, ...]]
     outputs: list[list[int]]
     kv_bytes: int
+    cached_tokens: list[int]
+
+    def num_cached_outputs(self, lengths: Iterable[int]) -> int:
+        """Return how many tokens of earlier outputs were cached, after prompts of these lengths."""
+        return sum(max(0, cached - length) for cached, length in zip(self.cached_tokens, lengths, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +95,13 @@ def alone(flags: Sequence[str], environ: Mapping[str, str] | None = None) -> Dep
 
 def through_pd(
     runner: asyncio.Runner, folder: Path, flags: Sequence[str], transport: str, devices: DeviceKindPair,
-    prompts: Sequence[Sequence[int]], n: int,
+    prompts: Prompts, n: int,
 ) -> VerifyOutputs:  # fmt: skip
     """Serve prompts with one prefill and one decode instance on `devices` over `transport`, `n` greedy tokens each.
 
     Raises HandoffFailed when a prompt took another path, and Unavailable when an instance dies.
     """
-    served, done = runner.run(_serve(folder, pair(folder, flags, transport, devices), prompts, n))
+    served, done = runner.run(_serve(folder, pair(folder, flags, transport, devices), prompts, n))[0]
     for prompt in done:
         if prompt.path != "handoff" or prompt.times.transport != transport:
             raise HandoffFailed(f"a prompt was sent by {prompt.path} over {prompt.times.transport!r}, not {transport}")
@@ -100,10 +109,14 @@ def through_pd(
 
 
 def through_combined(
-    runner: asyncio.Runner, folder: Path, flags: Sequence[str], prompts: Sequence[Sequence[int]], n: int
-) -> VerifyOutputs:
-    """Serve prompts with one combined instance, `n` greedy tokens each. Raises Unavailable when it dies."""
-    return runner.run(_serve(folder, alone(flags), prompts, n))[0]
+    runner: asyncio.Runner, folder: Path, flags: Sequence[str], prompts: Prompts, n: int
+) -> tuple[VerifyOutputs, VerifyOutputs]:
+    """Serve prompts with one combined instance, `n` greedy tokens each, and a next turn after each answer.
+
+    Raises Unavailable when it dies.
+    """
+    (first, _), (after, _) = runner.run(_serve(folder, alone(flags), prompts, n, num_turns=2))
+    return first, after
 
 
 @contextlib.asynccontextmanager
@@ -128,14 +141,18 @@ def _stop(children: Sequence[Child]) -> None:
 
 
 async def _serve(
-    folder: Path, deployment: Deployment, prompts: Sequence[Sequence[int]], n: int
-) -> tuple[VerifyOutputs, list[PromptDone]]:
+    folder: Path, deployment: Deployment, prompts: Prompts, n: int, *, num_turns: int = 1
+) -> list[tuple[VerifyOutputs, list[PromptDone]]]:
+    turns: list[tuple[VerifyOutputs, list[PromptDone]]] = []
     async with serving(folder, deployment) as control:
-        pairs = await asyncio.gather(
-            *(_run_prompt(control, number, prompt, n) for number, prompt in enumerate(prompts))
-        )
-    done = [one for _, one in pairs]
-    return VerifyOutputs([tokens for tokens, _ in pairs], sum(one.times.kv_bytes for one in done)), done
+        for _ in range(num_turns):
+            asked = [tuple(prompt) for prompt in prompts]
+            pairs = await asyncio.gather(*(_run_prompt(control, number, one, n) for number, one in enumerate(asked)))
+            outputs, done = [tokens for tokens, _ in pairs], [one for _, one in pairs]
+            kv_bytes, cached = sum(one.times.kv_bytes for one in done), [one.times.cached_tokens for one in done]
+            turns.append((VerifyOutputs(asked, outputs, kv_bytes, cached), done))
+            prompts = [(*one, *tokens, *one[:MORE_TOKENS]) for one, tokens in zip(asked, outputs, strict=True)]
+    return turns
 
 
 async def _run_prompt(control: Control, number: int, prompt: Sequence[int], n: int) -> tuple[list[int], PromptDone]:

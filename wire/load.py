@@ -62,6 +62,7 @@ class LoadSnapshot:
     preemptions: int = counter("Prompts preempted for lack of blocks")
     prefix_tokens_sought: int = counter("Tokens looked up in the prefix cache", vllm="prefix_cache_queries")
     prefix_tokens_found: int = counter("Tokens found in the prefix cache", vllm="prefix_cache_hits")
+    prefix_tokens_found_decoded: int = counter("Of the tokens found, those in blocks with generated tokens")
     steps: int = counter("Steps of the instance")
     step_seconds: float = counter("Seconds spent in its steps")
     tokens_computed: int = counter("Prompt tokens computed and output tokens sampled, without probes")

@@ -23,19 +23,19 @@ class BlockPool:
     """Reference counts of `num_total` blocks. Thread-safe; the free blocks are the set bits of one integer.
 
     If `cached_block_size` (tokens per block) is set, full blocks are named by their tokens and cached for reuse
-    (engine/prefix.py); `rope` makes names differ where keys depend on their prompt's length. Without `reuse_decoded`
-    only blocks of prompts are named, not those of outputs.
+    (engine/prefix.py) and by `root`, whose KV it is; `rope` makes names differ where keys depend on their prompt's
+    length. Without `reuse_decoded` only blocks of prompts are named, not those of outputs.
     """
 
     def __init__(
-        self, num_total: int, *, cached_block_size: int | None = None, rope: RopeLengths | None = None,
-        reuse_decoded: bool = True,
+        self, num_total: int, *, cached_block_size: int | None = None, root: str = "",
+        rope: RopeLengths | None = None, reuse_decoded: bool = True,
     ) -> None:  # fmt: skip
         if num_total <= 0:
             raise ValueError(f"a pool needs at least one block, not {num_total}")
         self.num_total = num_total
         self._cached_block_size = cached_block_size
-        self._rope, self._reuse_decoded = rope, reuse_decoded
+        self._root, self._rope, self._reuse_decoded = root, rope, reuse_decoded
         self._lock = threading.Lock()
         self._free = (1 << num_total) - 1
         self._num_unnamed = num_total  # free blocks without a name
@@ -43,14 +43,14 @@ class BlockPool:
         self._references = [0] * num_total
         self._probe_blocks: set[int] = set()
         self._writes: dict[int, int] = {}  # number of launched steps that write a block
-        self._tokens_queried = self._tokens_found = 0
+        self._tokens_queried = self._tokens_found = self._tokens_found_decoded = 0
 
     def chain(self, state: PromptState) -> PrefixChain:
         """Return the names of a prompt's blocks; a probe has none: it neither uses nor fills the cache."""
         rotation = self._rope.rotation(len(state.token_ids)) if self._rope is not None else ""
         block_size = None if state.probe else self._cached_block_size
         limit = math.inf if self._reuse_decoded else len(state.token_ids)
-        return PrefixChain(state.cache_salt, block_size, rotation, state.images, limit)
+        return PrefixChain(state.cache_salt, block_size, f"{self._root} {rotation}", state.images, limit)
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
         """Take `num_blocks` free blocks with one reference each, contiguous if possible, low ids first.
@@ -79,6 +79,8 @@ class BlockPool:
             if self._cached_block_size is not None:
                 self._tokens_queried += len(prefix) * self._cached_block_size
                 self._tokens_found += len(held) * self._cached_block_size
+                num_decoded = sum(map(self._named.is_decoded, held))
+                self._tokens_found_decoded += num_decoded * self._cached_block_size
             return (*held, *self._take_fresh(num_fresh, probe)), len(held)
 
     def find(self, names: Sequence[BlockName]) -> tuple[int, ...]:
@@ -95,11 +97,14 @@ class BlockPool:
         with self._lock:
             return sum(not self._named.is_idle(block_id) for block_id in self._named.find(prefix))
 
-    def name(self, block_id: int, name: BlockName) -> bool:
-        """Name a block in use, which is full and computed or verified, for reuse; return whether it was not cached."""
+    def name(self, block_id: int, name: BlockName, *, is_decoded: bool = False) -> bool:
+        """Name a block in use, which is full and computed or verified, for reuse; return whether it was not cached.
+
+        `is_decoded`: it has outputs, whose KV other kernels made.
+        """
         with self._lock:
             self._demand_used([block_id])
-            return self._named.put(block_id, name)
+            return self._named.put(block_id, name, is_decoded=is_decoded)
 
     def retain(self, block_ids: Sequence[int]) -> None:
         """Add one reference to each block, which must be in use."""
@@ -181,6 +186,11 @@ class BlockPool:
     def tokens_found(self) -> int:
         """Tokens of these that were found."""
         return self._tokens_found
+
+    @property
+    def tokens_found_decoded(self) -> int:
+        """Tokens of these in blocks with outputs."""
+        return self._tokens_found_decoded
 
     def check(self) -> None:
         """Assert the invariants: free + cached + used == total, only used blocks have references, names are valid."""

@@ -20,6 +20,7 @@ class NamedBlocks:
     def __init__(self) -> None:
         self._block_by_digest: dict[bytes, int] = {}
         self._name_by_block: dict[int, BlockName] = {}
+        self._decoded: set[int] = set()
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -37,13 +38,19 @@ class NamedBlocks:
             found.append(block_id)
         return found
 
-    def put(self, block_id: int, name: BlockName) -> bool:
+    def put(self, block_id: int, name: BlockName, *, is_decoded: bool) -> bool:
         """Name a block in use and return True, unless it has a name already or another block has this one."""
         if name.digest in self._block_by_digest or block_id in self._name_by_block:
             return False
         self._block_by_digest[name.digest] = block_id
         self._name_by_block[block_id] = name
+        if is_decoded:
+            self._decoded.add(block_id)
         return True
+
+    def is_decoded(self, block_id: int) -> bool:
+        """Return whether the block has outputs."""
+        return block_id in self._decoded
 
     def has_name(self, block_id: int) -> bool:
         """Return whether the block has a name."""
@@ -70,12 +77,14 @@ class NamedBlocks:
         """Remove the name of the least recently used idle block and return the block."""
         block_id, _ = self._idle.popitem(last=False)
         del self._block_by_digest[self._name_by_block.pop(block_id).digest]
+        self._decoded.discard(block_id)
         return block_id
 
     def check(self) -> None:
         """Assert that names and blocks match, and that leaves are evicted before their parents."""
         assert self._block_by_digest == {name.digest: block for block, name in self._name_by_block.items()}
         assert self._idle.keys() <= self._name_by_block.keys(), "an idle block has no name"
+        assert self._decoded <= self._name_by_block.keys(), "a block without a name is marked"
         order = {block_id: place for place, block_id in enumerate(self._idle)}
         for block_id, place in order.items():
             parent = self._block_by_digest.get(self._name_by_block[block_id].parent)

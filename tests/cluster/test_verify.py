@@ -40,6 +40,8 @@ def test_combined_pd_over_tcp_and_transformers_are_equal_in_float32(tiny_model: 
     assert "Traceback" not in done.stderr, done.stderr
     assert re.search(r"^served by P/D over tcp: [1-9][0-9,]* bytes of KV sent$", done.stdout, re.M)
     assert done.stdout.splitlines()[-1] == "equal: P/D over tcp = combined = transformers"
+    assert re.search(r"^the next turn, combined: KV of [1-9][0-9]* generated tokens reused$", done.stdout, re.M)
+    assert "equal: the next turn, combined = transformers" in done.stdout.splitlines()
 
 
 @pytest.mark.long

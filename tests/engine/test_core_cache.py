@@ -75,6 +75,21 @@ def test_the_last_token_is_computed_even_if_all_is_cached() -> None:
         assert computed.since() == 16
 
 
+@pytest.mark.parametrize("identity", ["weights_digest", "dtype"])
+def test_names_begin_with_the_models_weights_and_dtype(identity: str) -> None:
+    model, state = FakeModel(CACHED), prompt("p", 32)
+    other = FakeModel(CACHED if identity == "weights_digest" else replace(CACHED, dtype="bfloat16"))
+    if identity == "weights_digest":
+        other._info = replace(other.info, model=replace(other.info.model, weights_digest="other"))
+    first, again, different = (
+        EngineCore(one, max_num_seqs=1, max_num_batched_tokens=64, prefill_chunk_size=64).blocks.chain(state)
+        for one in (model, model, other)
+    )
+
+    assert first.name(0, state.token_ids) == again.name(0, state.token_ids)
+    assert first.name(0, state.token_ids).digest != different.name(0, state.token_ids).digest
+
+
 def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
     with counting_engine() as (core, computed):
         turn = prompt("turn", 20, max_tokens=30)
@@ -83,6 +98,7 @@ def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
 
         answer(core, replace(turn, prompt_id="next", token_ids=(*turn.token_ids, *reported, 5, 6, 7)))
         assert computed.since() == 53 - 48 + 29
+        assert (core.load().prefix_tokens_found, core.load().prefix_tokens_found_decoded) == (48, 32), "20 were prompt"
 
 
 def test_tenants_share_nothing() -> None:

@@ -16,7 +16,7 @@ IDS = tuple(range(1000, 1100))
 
 def digests_by_hand(token_ids: tuple[int, ...], salt: str) -> list[bytes]:
     """Return every digest of 16 tokens, by the definition."""
-    digests, parent = [], bytes(32)
+    digests, parent = [], hashlib.sha256(b"model").digest()
     for start in range(0, len(token_ids) // 16 * 16, 16):
         packed = b"".join(token.to_bytes(4, "little") for token in token_ids[start : start + 16])
         parent = hashlib.sha256(parent + packed + salt.encode()).digest()
@@ -26,7 +26,7 @@ def digests_by_hand(token_ids: tuple[int, ...], salt: str) -> list[bytes]:
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=70), st.text(max_size=4))
 def test_a_block_of_sixteen_has_the_digest_by_definition(token_ids: list[int], salt: str) -> None:
-    names = PrefixChain(salt, 16).names(token_ids, len(token_ids))
+    names = PrefixChain(salt, 16, "model").names(token_ids, len(token_ids))
 
     assert [name.digest for name in names] == digests_by_hand(tuple(token_ids), salt)
     assert [name.token_ids for name in names] == [tuple(token_ids[i * 16 : i * 16 + 16]) for i in range(len(names))]
@@ -48,11 +48,12 @@ def test_only_full_blocks_of_the_requested_tokens_have_names() -> None:
     assert chain.num_full(95) == 2
 
 
-def test_no_name_is_shared_by_other_salts_or_after_another_token() -> None:
+def test_no_name_is_shared_by_other_salts_roots_or_tokens_before() -> None:
     other = (*IDS[:20], 7, *IDS[21:])
     mine = [name.digest for name in PrefixChain("a", 16).names(IDS, 96)]
 
     assert not set(mine) & {name.digest for name in PrefixChain("b", 16).names(IDS, 96)}
+    assert not set(mine) & {name.digest for name in PrefixChain("a", 16, "another model").names(IDS, 96)}
     changed = [name.digest for name in PrefixChain("a", 16).names(other, 96)]
     assert (changed[0], set(mine[1:]) & set(changed[1:])) == (mine[0], set())
 
@@ -85,7 +86,7 @@ def test_a_name_tells_images_apart_even_if_digests_collide() -> None:
 
 
 def test_a_fork_continues_by_itself() -> None:
-    chain = PrefixChain("", 16)
+    chain = PrefixChain("", 16, "model")
     chain.names(IDS, 32)
     left, right = chain.fork(), chain.fork()
     mine, other = (*IDS[:32], *range(16)), (*IDS[:32], *range(16, 32))

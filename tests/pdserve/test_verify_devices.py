@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,13 +117,15 @@ def test_every_pair_and_every_single_kind_is_compared(
 
     def through_pd(*given: object) -> VerifyOutputs:
         requests.append((given[3], str(given[4])))
-        return VerifyOutputs([[7, 7, 7]] * 2, 4096)
+        return VerifyOutputs([], [[7, 7, 7]] * 2, 4096, [])
 
     monkeypatch.setattr("pdserve.verify.logs.configure", lambda _: None)
     monkeypatch.setitem(table.KINDS, "npu", NoCard(NAMED))
-    monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
-    monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: VerifyOutputs([[7, 7, 7]] * 2, 0))
-    monkeypatch.setattr(verify, "_run_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
+    monkeypatch.setattr(verify, "through_pd", through_pd)
+    combined = VerifyOutputs([(1, 2)] * 2, [[7, 7, 7]] * 2, 0, [3, 1])
+    monkeypatch.setattr(verify, "through_combined", lambda *_: (combined, combined))
+    oracle = SimpleNamespace(generate_greedy=lambda *_, **__: [[7, 7, 7]] * 2)
+    monkeypatch.setattr(verify, "_run_transformers", lambda *_: (oracle, [[7, 7, 7]] * 2))
     monkeypatch.setattr(verify, "choose_pairs", lambda requests: choose_pairs(requests, KINDS))
     flags = ["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"]
 

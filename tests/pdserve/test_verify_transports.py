@@ -1,6 +1,7 @@
 """Which transports `pdserve verify` runs: those of the machine, with a message for each missing one."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,15 +49,17 @@ def test_transports_that_run_are_compared_and_others_named(
 
     def through_pd(*given: object) -> VerifyOutputs:
         transport = given[3]
-        return VerifyOutputs([[7, 7, over_tcp if transport == "tcp" else 7]] * 2, 4096)
+        return VerifyOutputs([], [[7, 7, over_tcp if transport == "tcp" else 7]] * 2, 4096, [])
 
     monkeypatch.setattr("pdserve.verify.logs.configure", lambda _: None)
     monkeypatch.setattr(
         verify, "choose", lambda _, pair: Chosen(("shm", "tcp"), {"mooncake": "its package is missing"})
     )
-    monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
-    monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: VerifyOutputs([[7, 7, 7]] * 2, 0))
-    monkeypatch.setattr(verify, "_run_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
+    monkeypatch.setattr(verify, "through_pd", through_pd)
+    combined = VerifyOutputs([(1, 2)] * 2, [[7, 7, 7]] * 2, 0, [3, 1])
+    monkeypatch.setattr(verify, "through_combined", lambda *_: (combined, combined))
+    oracle = SimpleNamespace(generate_greedy=lambda *_, **__: [[7, 7, 7]] * 2)
+    monkeypatch.setattr(verify, "_run_transformers", lambda *_: (oracle, [[7, 7, 7]] * 2))
 
     status = verify.main(["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"])
     output = capsys.readouterr().out.splitlines()
