@@ -174,7 +174,8 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
         "step_seconds_total": 0, "tokens_computed_total": 0,
         "kv_frames_corrupt_total": 5, "kv_frames_resent_total": 4, "kv_frames_dropped_total": 3,
         "kv_frames_duplicate_total": 2, "kv_links_refused_total": 1,
-        "prefix_tokens_sought_total": 96, "prefix_tokens_found_total": 64, "prefix_tokens_found_decoded_total": 0, "kv_blocks_swapped": 12, "table_agrees": 1,
+        "prefix_tokens_sought_total": 96, "prefix_tokens_found_total": 64, "prefix_tokens_found_decoded_total": 0,
+        "kv_blocks_swapped": 12, "table_agrees": 1,
         "prompts_recomputed_total": 0, "images_waiting": 1, "image_cache_bytes": 512,
         "images_sought_total": 4, "images_found_total": 3, "images_encoded_total": 2,
     }  # fmt: skip
