@@ -338,8 +338,8 @@ REFUSED: dict[str, tuple[bool, str, dict[str, Any], str, str]] = {
         "messages.0.content.0",
     ),
     "cutting the prompt": (
-        True, CHAT, {"messages": chat("a" * 300, image_part(data_url())), "truncate_prompt_tokens": 9}, "cannot be truncated",
-        "truncate_prompt_tokens",
+        True, CHAT, {"messages": chat("a" * 300, image_part(data_url())), "truncate_prompt_tokens": 9},
+        "cannot be truncated", "truncate_prompt_tokens",
     ),
 }  # fmt: skip
 
