@@ -4,9 +4,12 @@ import asyncio
 import base64
 import json
 import re
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from pdserve import cli
 from processes.failpoints import VARIABLE
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import CLONE, GuideCluster
+from tests.conformance import printed
 from tests.images.image_files import file_of, image_of
 from tests.instance.image_prompts import ImageModel, make_chat_model
 
@@ -36,12 +40,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
 
 @pytest.fixture(scope="module")
 def cluster(model: ImageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuideCluster]:
-    """The second of two P, and a D."""
+    """The second of two P, and a D, with the template of LLaVA for models without one."""
     folder = tmp_path_factory.mktemp("images")
     flags = (*ENGINE_FLAGS, *SMALL_CHUNKS)
     with GuideCluster(folder, model.folder, prefill=("0", "1"), decode=("2",), flags=flags) as made:
         made.start("prefill-1", "decode-0")
-        made.start("scheduler", flags=("--enable-mm-embeds",))
+        template = str(CLONE / "examples" / "template_llava.jinja")
+        flags = ("--enable-mm-embeds", "--chat-template", template, "--allow-private-urls=127.0.0.1/32")
+        made.start("scheduler", flags=flags)
         made.wait_ready()
         yield made
         made.wait_idle()
@@ -102,6 +108,56 @@ def test_the_readmes_image_example_runs_as_printed(
 
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert int(ended.stdout.splitlines()[-1]) > 16, "the tokens of the image"
+
+
+class _Pictures(BaseHTTPRequestHandler):
+    """A server of one picture under every name."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(DOG)))
+        self.end_headers()
+        self.wfile.write(DOG)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def picture() -> Iterator[str]:
+    """The URL of a picture."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Pictures) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/dog.jpg"
+        server.shutdown()
+
+
+@pytest.mark.covers("B.images.9")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="missing tool: curl")
+@pytest.mark.parametrize("page", ["images.md", "images.zh-CN.md"])
+def test_the_pages_curl_line_runs_as_printed(cluster: GuideCluster, picture: str, page: str) -> None:
+    text = (CLONE / "docs" / page).read_text(encoding="utf-8")
+    (line,) = re.findall(r"^```sh\n(curl .*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for shown, ours in (
+        ("http://127.0.0.1:9000", cluster.client.base_url), ("llava-1.5-7b-hf", "tiny"),
+        ("https://example.com/picture.png", picture),
+    ):  # fmt: skip
+        assert shown in line
+        line = line.replace(shown, ours)
+    ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=300)
+
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["usage"]["prompt_tokens"] > 16, "the tokens of the image"
+
+
+@pytest.mark.covers("B.images.9")
+def test_the_documents_picture_client_runs_as_printed(cluster: GuideCluster, picture: str) -> None:
+    code = printed.PICTURE_CLIENT.replace("URL/v1", f"{cluster.client.base_url}/v1")
+    code = code.replace(printed.LLAVA, "tiny").replace(printed.PICTURE, picture)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.startswith("Chat response: ChatCompletion(id='chatcmpl-")
 
 
 @pytest.mark.covers("B.images.14")

@@ -28,6 +28,7 @@ from wire.types import PromptState
 
 pytestmark = pytest.mark.cluster
 
+_LONG = 60
 _FILES = [file_of(image_of(30, 20, seed), "JPEG") for seed in range(4)]
 
 
@@ -37,15 +38,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
     return make_image_model("llava", tmp_path_factory.mktemp("vision") / "llava")
 
 
-def _deployment(model: ImageModel, folder: Path, transport: str, *, num_prefill: int, dies: str = "") -> Deployment:
-    """Return prefill instances, of which the first has the failpoint `dies`, and one decode instance."""
+def _deployment(
+    model: ImageModel, folder: Path, transport: str, *, num_prefill: int = 1, num_ranks: int = 1, dies: str = "",
+    decode_flags: Sequence[str] = (),
+) -> Deployment:  # fmt: skip
+    """Return prefill instances, of which the first has the failpoint `dies`, and a decode instance with its flags."""
     flags = (
         "--model", str(model.folder), "--device=cpu", *ENGINE_FLAGS, "--kv-transport", transport,
-        "--prefill-chunk-size=13",
+        "--prefill-chunk-size=13", f"--tensor-parallel-size={num_ranks}",
     )  # fmt: skip
     (port,) = free_ports(1)
-    *instances, scheduler = lay_out(ClusterShape(num_prefill, 1, "127.0.0.1", port, flags, "cpu"), folder / "tables")
+    shape = ClusterShape(num_prefill, 1, "127.0.0.1", port, flags, "cpu", num_ranks)
+    *instances, scheduler = lay_out(shape, folder / "tables")
     instances[0] = replace(instances[0], env={**instances[0].env, VARIABLE: dies})
+    instances[-1] = replace(instances[-1], command=(*instances[-1].command, *decode_flags))
     environ = environment(scheduler, {})
     plan = resolve(environ)
     return Deployment(tuple(instances), cluster_of(plan, trust_of(plan, environ), SchedulerOptions()))
@@ -66,13 +72,14 @@ async def _run(control: Control, states: Sequence[PromptState]) -> list[Recorded
     return await asyncio.gather(*(record(control.dispatch, request) for request in requests))
 
 
-@pytest.mark.long  # tests/cluster/test_image_chats.py runs every time
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_image_files_cross_processes(model: ImageModel, transport: str, tmp_path: Path) -> None:
+@pytest.mark.covers("B.images.6")
+@pytest.mark.long
+@pytest.mark.parametrize(("transport", "num_ranks"), [("shm", 1), ("tcp", 1), ("shm", 2)])
+def test_image_files_cross_processes(model: ImageModel, transport: str, num_ranks: int, tmp_path: Path) -> None:
     states = _prompts(model)
 
     async def run() -> list[RecordedOutput]:
-        async with serving(tmp_path, _deployment(model, tmp_path, transport, num_prefill=1)) as control:
+        async with serving(tmp_path, _deployment(model, tmp_path, transport, num_ranks=num_ranks)) as control:
             outputs = await _run(control, states)
             again = await _run(control, states)
             load = _prefill_load(control)
@@ -106,6 +113,28 @@ def test_an_image_is_encoded_elsewhere_after_its_instance_died(
     assert [output.tokens[0, 0] for output in outputs] == [model.generate(state) for state in states]
     assert max(output.done[0].tries for output in outputs) > 1
     assert f"point={point}" in (tmp_path / "prefill-0.log").read_text()
+
+
+@pytest.mark.covers("B.images.6")
+@pytest.mark.long
+def test_kv_that_a_decode_instance_drops_is_computed_again(model: ImageModel, tmp_path: Path) -> None:
+    """D has room for two prompts but not for both answers, and none to swap to; P encodes no image a second time."""
+    states = [replace(one, params=replace(one.params, max_tokens=_LONG)) for one in _prompts(model)]
+    few = ("--kv-cache-memory=160KiB", "--swap-bytes=0")
+
+    async def run() -> list[RecordedOutput]:
+        async with serving(tmp_path, _deployment(model, tmp_path, "shm", decode_flags=few)) as control:
+            outputs = await _run(control, states)
+            (decode,) = (one for one in control.registry.living() if one.description.role == "decode")
+            assert decode.load.preemptions > 0
+            found, encoded = _prefill_load(control)
+            assert found > 2 * len(states)
+            assert encoded == len(_FILES)
+            return outputs
+
+    outputs = asyncio.run(run())
+
+    assert [output.tokens[0, 0] for output in outputs] == [model.generate(state) for state in states]
 
 
 def _prefill_load(control: Control) -> tuple[int, int]:

@@ -109,3 +109,30 @@ extra_body={
 }
 )
 """
+LLAVA = "llava-hf/llava-1.5-7b-hf"
+PICTURE = "https://example.com/boardwalk.jpg"
+PICTURE_CLIENT = """
+from openai import OpenAI
+openai_api_key = "EMPTY"
+openai_api_base = "URL/v1"
+client = OpenAI(
+    api_key=openai_api_key,
+    base_url=openai_api_base,
+)
+chat_response = client.chat.completions.create(
+    model="llava-hf/llava-1.5-7b-hf",
+    messages=[{
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What's in this image?"},
+            {
+                "type": "image_url",
+                "image_url": {
+                    "url": "https://example.com/boardwalk.jpg",
+                },
+            },
+        ],
+    }],
+)
+print("Chat response:", chat_response)
+"""

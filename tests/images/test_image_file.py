@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -12,6 +13,12 @@ from images.image_header import ImageHeader
 from tests.images.image_files import file_of, image_of
 from wire.errors import InvalidRequest
 
+_TURN = Image.Transpose
+TURNS = (
+    _TURN.FLIP_LEFT_RIGHT, _TURN.ROTATE_180, _TURN.FLIP_TOP_BOTTOM, _TURN.TRANSPOSE, _TURN.ROTATE_270, _TURN.TRANSVERSE,
+    _TURN.ROTATE_90,
+)  # fmt: skip
+"""What an image stored with the EXIF orientations 2, 3, ... needs, as that standard defines them."""
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
 
 
@@ -47,17 +54,19 @@ def test_of_an_animation_the_first_frame_counts() -> None:
     assert decode(data).getpixel((0, 0)) == (255, 0, 0)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_orientation_is_applied_to_size_and_pixels(orientation: int) -> None:
+@pytest.mark.covers("B.images.4")
+@pytest.mark.parametrize(("orientation", "turned"), list(enumerate((None, *TURNS), 1)))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_the_orientation_is_applied_to_size_and_pixels(kind: str, orientation: int, turned: Any) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = file_of(image_of(6, 4), "PNG", exif=exif)
-    swapped = orientation >= 5
+    data = file_of(image_of(6, 4), kind, exif=exif)
+    stored = Image.open(io.BytesIO(data)).convert("RGB")
 
-    header = read_header(data)
+    header, decoded = read_header(data), decode(data)
 
-    assert (header.width, header.height) == ((4, 6) if swapped else (6, 4))
-    assert decode(data).size == (header.width, header.height)
+    assert (header.width, header.height) == decoded.size == ((4, 6) if orientation >= 5 else (6, 4))
+    assert decoded.tobytes() == (stored if turned is None else stored.transpose(turned)).tobytes()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF"])

@@ -104,6 +104,7 @@ BAD_PARTS: list[tuple[Any, str]] = [
     ({"type": "image_url", "image_url": {}}, "image_url.url must be a data:"),
     ({"type": "image_url", "image_url": 3}, "image_url must be an object with a url"),
     ({"type": "image_url", "image_url": "https://example.com/a.png"}, "image_url must be an object with a url"),
+    (image_part(data_url(), detail="fine"), "image_url.detail is 'fine'; must be auto, low, high, original"),
     ({"type": "image_url", "image_url": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored: send its URL"),
     ({"type": "image_url", "image_url": None, "uuid": 3}, "uuid must be a text of at most 256 characters"),
     ({"type": "image_url", "image_url": None, "uuid": "x" * 257}, "uuid must be a text of at most 256 characters"),
@@ -139,7 +140,8 @@ BAD_PARTS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("part", "message"), BAD_PARTS)
 async def test_a_bad_part_is_400_with_its_path(serve: Any, folder: Path, part: Any, message: str) -> None:
     async with serve(folder=folder, enable_mm_embeds=True) as served:
-        assert message in await refusal(served, part)
+        path = "messages.0.content.1" + (".image_url.detail" if "detail is" in message else "")
+        assert message in await refusal(served, part, path=path)
 
 
 @pytest.mark.covers("B.images.14")

@@ -61,6 +61,14 @@ def test_a_wrong_value_is_named_with_its_limit(argv: list[str], environ: dict[st
         config(*argv, **environ)
 
 
+@pytest.mark.covers("B.images.7")
+@pytest.mark.parametrize(
+    ("value", "limit"), [("image=2", 2), ('{"image": 3, "video": 0}', 3), ("5", 5), ("image=0", 0)]
+)  # fmt: skip
+def test_the_limit_of_images_is_written_as_in_vllm(value: str, limit: int) -> None:
+    assert config("--limit-mm-per-prompt", value).options.limit_mm_per_prompt == limit
+
+
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(ConfigError, match="--model is missing"):
         parse([], {})

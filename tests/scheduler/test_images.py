@@ -1,5 +1,6 @@
 """Images in chats of every API become tokens of the prompt, over a scripted dispatcher."""
 
+import asyncio
 import base64
 from pathlib import Path
 from typing import Any
@@ -239,3 +240,20 @@ async def test_bytes_are_given_back_when_answers_end(serve: Any, folder: Path) -
             assert refused.status_code == 429
             assert f"at most {len(PNG) + 10} are allowed (--max-image-bytes)" in refused.json()["error"]["message"]
         assert served.context.images.budget.num_bytes == 0
+
+
+@pytest.mark.covers("B.images.7")
+async def test_running_requests_share_one_limit_of_bytes(serve: Any, folder: Path) -> None:
+    body = {"messages": chat(image_part(data_url()))}
+    async with serve(folder=folder, max_image_bytes=len(PNG) + 10) as served:
+        served.dispatcher.hold_after = 1
+        running = asyncio.create_task(sent(served, "/v1/chat/completions", body))
+        await asyncio.wait_for(served.dispatcher.held.wait(), 10)
+        served.dispatcher.hold_after = None
+        refused = await served.client.post("/v1/chat/completions", json={"model": served.model} | body)
+        running.cancel()
+        await asyncio.wait({running}, timeout=10)
+
+        assert refused.status_code == 429
+        assert "the images of running requests already have" in refused.json()["error"]["message"]
+        await sent(served, "/v1/chat/completions", body)

@@ -60,6 +60,7 @@ FORMATS = {
         "<|start_header_id|>assistant<|end_header_id|>\n\nHello.<|eot_id|>"
         "<|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     ),
+    "llava": "<s>Be brief. USER: Hi ASSISTANT: Hello.</s>USER: Why? ASSISTANT:",
     "mistral": "<s>[INST] Be brief.\n\nHi [/INST] Hello.</s>[INST] Why? [/INST]",
     "openchat": (
         "<s>Be brief.<|end_of_turn|>GPT4 Correct User: Hi<|end_of_turn|>GPT4 Correct Assistant: Hello.<|end_of_turn|>"
@@ -161,8 +162,9 @@ def test_two_messages_of_one_role_are_refused_where_roles_alternate(family: str)
 
 
 @pytest.mark.parametrize(
-    "family", ["alpaca", "baichuan", "chatglm2", "commandr", "deepseek", "deepseek_v2", "falcon", "pangu", "vicuna"]
-)
+    "family", ["alpaca", "baichuan", "chatglm2", "commandr", "deepseek", "deepseek_v2", "falcon", "llava", "pangu",
+     "vicuna"],
+)  # fmt: skip
 def test_an_unknown_role_is_refused_where_roles_are_fixed(family: str) -> None:
     with pytest.raises(Exception, match="no role but system, user and assistant"):
         rendered(family, [*TALK, {"role": "narrator", "content": "x"}])

@@ -137,6 +137,22 @@ FORMS: dict[str, tuple[str, Callable[[str], dict[str, Any]], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("wanted", [19, 20])
+@pytest.mark.anyio
+async def test_a_chosen_token_takes_the_place_of_the_20th_alone(wanted: int, folder: Path) -> None:
+    """vLLM counts it among the likeliest of a chat, at most 20 by default: up to 19 one more is requested."""
+    body = GREEDY | {"temperature": 1, "seed": 5, "logprobs": True, "top_logprobs": wanted}
+    async with over(folder) as (client, _):
+        answer = (await client.post(CHAT, json=body | {"messages": chat(image_part(data_url()))})).json()
+
+    tokens = answer["choices"][0]["logprobs"]["content"]
+    likeliest = [-(rank + 1) / 64 for rank in range(wanted)]  # of the fake model
+    assert any(one["logprob"] < likeliest[-1] for one in tokens)
+    for one in tokens:
+        last = min(likeliest[-1], one["logprob"]) if wanted == 20 else likeliest[-1]
+        assert [top["logprob"] for top in one["top_logprobs"]] == [*likeliest[:-1], last]
+
+
 @pytest.mark.parametrize(("path", "body_of", "counted"), FORMS.values(), ids=FORMS)
 @pytest.mark.anyio
 async def test_a_url_is_fetched_once_and_no_worker_sees_it(
