@@ -67,7 +67,7 @@ def test_noise_of_a_few_milliseconds_changes_it_little() -> None:
     ("server", "message"),
     [
         (_Server(COST, noise_s=3.0), r"and those vary by .* ms: set a longer --longest-prompt"),
-        (_Server(StepCost(0.013, 0.0009, 0.0)), "first tokens took 0.0 ms longer for 1024 tokens than for 64, which"),
+        (_Server(StepCost(0.013, 0.0009, 0.0)), "first tokens took 0.0 ms longer for 1024 tokens than for 64, and"),
         (_Server(COST, num_outputs=1), "no answer had a second token, with 48 allowed"),
     ],
 )
