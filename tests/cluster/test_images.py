@@ -106,6 +106,7 @@ def test_an_image_is_encoded_elsewhere_after_its_instance_died(
     async def run() -> list[RecordedOutput]:
         deployment = _deployment(model, tmp_path, "tcp", num_prefill=2, dies=f"{point}=kill9")
         async with serving(tmp_path, deployment) as control:
+            await _all_living(control, 3)  # else the other P may get every prompt
             return await _run(control, states)
 
     outputs = asyncio.run(run())
@@ -135,6 +136,12 @@ def test_kv_that_a_decode_instance_drops_is_computed_again(model: ImageModel, tm
     outputs = asyncio.run(run())
 
     assert [output.tokens[0, 0] for output in outputs] == [model.generate(state) for state in states]
+
+
+async def _all_living(control: Control, count: int) -> None:
+    async with asyncio.timeout(FIRST_TOKEN_TIMEOUT_S):
+        while len(list(control.registry.living())) < count:  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(0.05)
 
 
 def _prefill_load(control: Control) -> tuple[int, int]:
