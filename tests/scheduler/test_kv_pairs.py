@@ -1,13 +1,15 @@
 """A prefill and a decode instance without a common KV transport: reported when they meet, and never given a prompt."""
 
 import asyncio
+import itertools
 import logging
 from dataclasses import replace
 
 import pytest
 
 from scheduler.links.probe import LinkProbe
-from scheduler.membership.kv_pairs import missing_transport
+from scheduler.membership.compatibility import ExpectedInstance
+from scheduler.membership.kv_pairs import GapKind, KvPairs, missing_transport
 from scheduler.request import GenerationRequest
 from scheduler.serving import report
 from simulation.instance import SimulatedInstance
@@ -17,7 +19,7 @@ from tests.scheduler.virtual_time import until, virtual
 from wire.errors import Unavailable
 from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import MeasureLink, Prefill
-from wire.types import InstanceDescription, KvEndpoint, Role
+from wire.types import ForeignWorker, InstanceDescription, KvEndpoint, Role
 
 PROMPT = (1, 2, 3, 4, 5)
 APART = "prefill-0 has shm and decode-0 has tcp"
@@ -56,6 +58,19 @@ def test_two_instances_need_a_transport_that_reaches(
     reported = missing_transport(_with_endpoints(Role.PREFILL, sender), _with_endpoints(Role.DECODE, receiver))
 
     assert reported is None if words is None else reported is not None and words in reported
+
+
+def test_workers_of_another_engine_are_never_paired_with_our_instances() -> None:
+    pairs = KvPairs()
+    for index, (role, address) in enumerate(itertools.product((Role.PREFILL, Role.DECODE), ("http://w:1", "h:1"))):
+        described = describe(index, role, endpoints=offers("tcp"))
+        if address.startswith("http"):
+            described = replace(described, worker=ForeignWorker("vLLM 0.32.0", "prefill_first", 1))
+        pairs.add(ExpectedInstance(index, "", role, address, "", ()), described)
+
+    gaps = {(one.sender, one.receiver): one.kind for one in pairs.gaps({0, 1, 2, 3})}
+
+    assert gaps == {(0, 2): GapKind.UNPROVEN, (0, 3): GapKind.OTHER_ENGINE, (1, 2): GapKind.OTHER_ENGINE}
 
 
 def _cluster_with_transports(roles: str, *transports: str, **changes: object) -> FakeCluster:
