@@ -12,6 +12,7 @@ import pytest
 from benchmarks import route
 from benchmarks.front_door.http_workers import Worker
 from benchmarks.front_door.paced_load import Figures
+from benchmarks.route_stages import shares
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +51,17 @@ def test_a_decision_is_timed_among_all_members() -> None:
         "prompt placed and released among 10, p99",
     ]  # fmt: skip
     assert all(row["value"] > 0 for row in rows)
+
+
+def test_a_sample_belongs_to_the_stage_of_its_innermost_known_frame() -> None:
+    stacks = [
+        "run (scheduler/loop.py:17);Runner.run (asyncio/runners.py:118) 2",
+        "Gate.__call__ (scheduler/api/gate.py:50);read_json (scheduler/api/read_json.py:25) 1",
+        "Gate.__call__ (scheduler/api/gate.py:50);Tokens.encode (scheduler/tokens.py:50);get (re/_parser.py:5) 3",
+        "Instance._read (scheduler/instances.py:217);Instance.placement_load (scheduler/instances.py:109) 2",
+    ]
+
+    assert shares(stacks) == {"tokenise": 37.5, "loop and kernel": 25.0, "place": 25.0, "validate": 12.5}
 
 
 @pytest.mark.long
