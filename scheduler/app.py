@@ -44,6 +44,7 @@ from scheduler.api.token_generation import TokensBody, generate_tokens
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
+from scheduler.http.header import header_of
 from scheduler.http.keys import OPEN_PATHS
 from scheduler.request_class import CLASS_HEADER
 
@@ -203,10 +204,11 @@ def _handler_of(route: Route, context: AppContext) -> Handler:
     async def serve(request: Request) -> Response:
         route.check_model(context.tokens.files.kind)
         if route.queues:
-            if REQUEST_HEADER in request.headers and (view := context.metrics.view) is not None:
-                request.scope["state"]["load_report"] = report_of(request.headers[REQUEST_HEADER], view)
+            wanted = header_of(request.scope, REQUEST_HEADER)
+            if wanted is not None and (view := context.metrics.view) is not None:
+                request.scope["state"]["load_report"] = report_of(wanted, view)
             tenant = str(request.scope["state"].get("tenant", ""))
-            request_class = context.class_of(tenant, request.headers.get(CLASS_HEADER))
+            request_class = context.class_of(tenant, header_of(request.scope, CLASS_HEADER.encode()))
             request.scope["state"]["request_class"] = request_class
             context.dispatcher.check_room(tenant, request_class)
         return cast("Response", await route.endpoint(context, request))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from scheduler.observability.request_done import RequestDone
-from scheduler.observability.request_log import reporting
+from scheduler.observability.request_log import Reporting
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
 from scheduler.text.best_of import BestOf, ranked
 from scheduler.text.parsed_choice import ParsedChoice, choice_of
@@ -103,7 +103,7 @@ class TextOutput:
         Raises a PdserveError if it failed.
         """
         self._put = put
-        with reporting(self._observer.request_done, self.request_done):
+        with Reporting(self._observer.request_done, self.request_done):
             self._dispatched_s = self._clock() - self._started_s
             try:
                 await dispatcher.run(self._request, self)

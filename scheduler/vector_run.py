@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from scheduler.observability.request_done import RequestDone
-from scheduler.observability.request_log import reporting
+from scheduler.observability.request_log import Reporting
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
 from scheduler.text_output import Observer
 from scheduler.vectors import Values, collect_vectors
@@ -38,7 +38,7 @@ class VectorRun:
             seconds = self._clock() - self._started_s
             return RequestDone(self._request, tuple(self.served), outcome, seconds, dispatched_s, error=error)
 
-        with reporting(self._observer.request_done, done):
+        with Reporting(self._observer.request_done, done):
             for at in range(0, len(self._request.prompts), self._at_once):
                 found += await collect_vectors(
                     dispatcher, self._sub_request(at), functools.partial(self._on_prompt_done, at)

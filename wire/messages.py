@@ -23,6 +23,7 @@ Failed. The same events answer Cancel, which is idempotent and gets no answer fo
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import PdserveError, to_name
@@ -82,7 +83,7 @@ class FetchAndGenerate:
     """
 
     prompt: PromptState
-    references: tuple[bytes, ...]
+    references: tuple[Any, ...]
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class PrefillHeld:
     """From a worker of another engine: it holds the prompt's KV once for each sequence, for at most `lease_s`."""
 
     prompt_id: str
-    references: tuple[bytes, ...]
+    references: tuple[Any, ...]
     lease_s: float
     times: StageTimes
 
@@ -164,7 +165,7 @@ class PrefillBegun:
     """
 
     prompt_id: str
-    references: tuple[bytes, ...]
+    references: tuple[Any, ...]
     lease_s: float
 
 

@@ -69,7 +69,7 @@ class AnswerWriter:
         if "warning" in self._state:
             added.append((b"warning", self._state["warning"].encode()))
         if (report := self._state.get("load_report")) is not None:
-            added.append((ANSWER_HEADER.encode(), report().encode()))
+            added.append((ANSWER_HEADER, report().encode()))
         return [*headers, *added]
 
 

@@ -12,6 +12,7 @@ from scheduler.api.images import release_images
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
 from scheduler.http.burst_limit import BurstLimit
+from scheduler.http.header import header_of
 from scheduler.http.keys import Keys
 from scheduler.observability.metrics import Metrics
 from telemetry.capped_logs import CappedLog
@@ -52,7 +53,7 @@ class Gate:
         if scope["type"] != "http":
             return
         path = self._strip_root(scope)
-        own_id, client_id = new_id("req")[:_ID_LENGTH], _client_id(scope)
+        own_id, client_id = new_id("req")[:_ID_LENGTH], clean_client_id(header_of(scope, b"x-request-id") or "")
         shown_id, api_format = client_id or own_id, self._formats.get(path) or self._format_below(path)
         tenant = self._keys.admit(path, scope["headers"])
         scope.setdefault("state", {}).update(
@@ -97,10 +98,3 @@ class Gate:
         if self._root_path and path.startswith(self._root_path + "/"):
             path = scope["path"] = path.removeprefix(self._root_path)
         return path
-
-
-def _client_id(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            return clean_client_id(value.decode("latin-1"))
-    return None

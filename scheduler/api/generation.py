@@ -35,7 +35,7 @@ class Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError only before anything was sent."""
-        with self.context.drain.request():
+        with self.context.drain:
             _log.info(
                 "request_accepted", request_id=self.request.request_id, http_id=request_id_of(scope),
                 prompts=len(self.request.prompts), n=self.request.params.n,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from scheduler.view import ClusterView
 
-REQUEST_HEADER, ANSWER_HEADER = "endpoint-load-metrics-format", "endpoint-load-metrics"
+REQUEST_HEADER, ANSWER_HEADER = b"endpoint-load-metrics-format", b"endpoint-load-metrics"
 
 
 def report_of(form: str, view: Callable[[], ClusterView]) -> Callable[[], str] | None:

@@ -55,7 +55,7 @@ class PooledResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError only before anything was sent."""
-        with self.context.drain.request():
+        with self.context.drain:
             ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
             _log.info("request_accepted", **ids, prompts=len(self.request.prompts))
             try:

@@ -17,6 +17,7 @@ from scheduler.api.sampling import read_sampling
 from scheduler.api.structured import Constraint, read_structured
 from scheduler.api.text_options import read_text_options
 from scheduler.app_context import AppContext
+from scheduler.http.header import header_of
 from scheduler.observability.traces import traceparent_of
 from scheduler.reasoning.options import ReasoningOptions
 from scheduler.request import GenerationRequest
@@ -28,7 +29,7 @@ from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import InvalidRequest
 from wire.types import PromptImage, SamplingParams, WorkerChat
 
-_PRIORITY_HEADER = "x-vllm-priority"
+_PRIORITY_HEADER = b"x-vllm-priority"
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def cache_salt_of(context: AppContext, tenant: str, salt: str | None) -> str:
 
 def priority_of(in_body: int | None, request: Request) -> int:
     """Return the priority from the body, else from the header, else 0. Lower values run earlier."""
-    in_header = request.headers.get(_PRIORITY_HEADER)
+    in_header = header_of(request.scope, _PRIORITY_HEADER)
     if in_body is not None or in_header is None:
         return in_body or 0
     try:

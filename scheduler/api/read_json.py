@@ -11,6 +11,7 @@ from scheduler.api.errors import HttpError
 from scheduler.api.sse import ClientGone
 from scheduler.config import SchedulerOptions
 from scheduler.http.exchange import HttpExchange
+from scheduler.http.header import header_of
 from wire.errors import InvalidRequest
 
 _FORM = "application/x-www-form-urlencoded"
@@ -28,8 +29,9 @@ async def read_json(request: Request, options: SchedulerOptions, *, accepts_form
 
     With `accepts_form`, JSON may be labelled as a form, as by `curl -d`, but not by a page: that sends no preflight.
     """
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if not (accepts_form and kind == _FORM and "origin" not in request.headers):
+    given = header_of(request.scope, b"content-type")
+    kind = "application/json" if given is None else given.partition(";")[0].strip().lower()
+    if not (accepts_form and kind == _FORM and header_of(request.scope, b"origin") is None):
         _check_content_type(kind)
     exchange: HttpExchange | None = request.scope["state"].get("exchange")
     if exchange is not None:

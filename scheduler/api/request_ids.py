@@ -5,6 +5,8 @@ import re
 
 from starlette.requests import Request
 
+from scheduler.http.header import header_of
+
 _MAX_CLIENT_ID = 128
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 
@@ -19,7 +21,7 @@ def shown_id(own_id: str, request: Request, body_id: str | None = None) -> str:
 
     A client id shown by another running request is not used; the gate releases it when that request ends.
     """
-    client_id = clean_client_id(request.headers.get("x-request-id", "")) or clean_client_id(body_id or "")
+    client_id = clean_client_id(header_of(request.scope, b"x-request-id") or "") or clean_client_id(body_id or "")
     state = request.scope["state"]
     if client_id is None or client_id in state["ids_in_use"]:
         return own_id

@@ -1,8 +1,6 @@
 """Count running requests, so that shutdown can wait for them."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from wire.errors import Draining
 
@@ -26,19 +24,18 @@ class Drain:
         """Number of running requests."""
         return self._active
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Count one request while it runs. Raises Draining if no new ones are accepted."""
         if self._draining:
             raise Draining("the server is shutting down")
         self._active += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._active -= 1
-            if self._active == 0:
-                self._idle.set()
+
+    def __exit__(self, *_: object) -> None:
+        """Count it no more."""
+        self._active -= 1
+        if self._active == 0:
+            self._idle.set()
 
     def begin(self) -> None:
         """Refuse new requests from now on."""

@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import PromptDone
@@ -17,22 +16,26 @@ _TEMPLATE_WORDS = re.compile(r"(the chat template cannot render this: \w+)\b.*",
 _log = EventLogger("requests")
 
 
-@contextmanager
-def reporting(observe: Callable[[RequestDone], None], done: Callable[[str, str], RequestDone]) -> Iterator[None]:
-    """Run a request in the block; then pass `done(outcome, name of the error)` to `observe` and log it."""
-    outcome, error = "failed", ""
-    try:
-        yield
-        outcome = "finished"
-    except (asyncio.CancelledError, Cancelled):
-        outcome = "cancelled"
-        raise
-    except Exception as failure:
-        error = type(failure).__name__
-        raise
-    finally:
-        finished = done(outcome, error)
-        observe(finished)
+class Reporting:
+    """Runs a request in its block; then passes `done(outcome, name of the error)` to `observe` and logs it."""
+
+    __slots__ = ("_done", "_observe")
+
+    def __init__(self, observe: Callable[[RequestDone], None], done: Callable[[str, str], RequestDone]) -> None:
+        self._observe, self._done = observe, done
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Report."""
+        outcome, error = "finished" if kind is None else "failed", ""
+        if kind is not None and issubclass(kind, (asyncio.CancelledError, Cancelled)):
+            outcome = "cancelled"
+        elif kind is not None and issubclass(kind, Exception):
+            error = kind.__name__
+        finished = self._done(outcome, error)
+        self._observe(finished)
         if _log.has_info:
             log_request(finished)
 

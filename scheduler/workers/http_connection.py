@@ -90,7 +90,7 @@ class HttpConnection(asyncio.Protocol):
         self._has_length, self._is_empty, self._is_complete = False, True, False
         self._transport.write(request)
         try:
-            is_sent = await self._send(more, self._ended)
+            is_sent = not more or await self._send(more, self._ended)
             await self._ended
             self._is_idle, self.used_at = self._keeps_alive and is_sent, loop.time()
         finally:

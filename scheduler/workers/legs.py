@@ -41,7 +41,7 @@ class WorkerRequest:
         return orjson.dumps([self.request_id, self.params, self.is_early, self.until])
 
 
-def unpack(packed: bytes | str) -> WorkerRequest:
+def unpack(packed: str) -> WorkerRequest:
     """Return what `pack` packed."""
     return WorkerRequest(*orjson.loads(packed))
 

@@ -62,7 +62,7 @@ class PrefillLegs:
             self._claim_all(early)
         work = self._prefill(prompt, [WorkerRequest(one, transfer.prefill_leg(one)) for one in ids], LEASE_S)
         if is_early:
-            self._emit(PrefillBegun(prompt.prompt_id, tuple(one.pack() for one in early), LEASE_S))
+            self._emit(PrefillBegun(prompt.prompt_id, tuple(early), LEASE_S))
             work = self._to_its_end(work, len(prompt.token_ids))
         answers, times, began = await work
         held = [
@@ -73,7 +73,7 @@ class PrefillLegs:
             self._emit(HandedOff(prompt.prompt_id, times))
         else:
             self._claim_all(held)
-            self._emit(PrefillHeld(prompt.prompt_id, tuple(one.pack() for one in held), LEASE_S, times))
+            self._emit(PrefillHeld(prompt.prompt_id, tuple(held), LEASE_S, times))
 
     def _claim_all(self, references: Sequence[WorkerRequest]) -> None:
         for one in references:

@@ -28,7 +28,6 @@ from scheduler.workers.legs import (
     headers_of,
     new_request_id,
     ticket_of,
-    unpack,
 )
 from scheduler.workers.prefill_legs import PrefillLegs
 from scheduler.workers.progress import Progress
@@ -149,7 +148,7 @@ class WorkerSession:
             case PrefillAndHold(prompt=prompt):
                 self._start(prompt, self._prefill_legs.hold(prompt))
             case FetchAndGenerate(prompt=prompt, references=references):
-                self._start(prompt, self._generate(prompt, [unpack(one) for one in references]))
+                self._start(prompt, self._generate(prompt, references))
             case Reserve(prompt=prompt):
                 self._start(prompt, self._ask_and_generate(prompt))
             case Prefill(prompt=prompt, ticket=ticket):

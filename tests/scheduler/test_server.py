@@ -169,7 +169,7 @@ async def test_a_cancelled_server_ends_its_requests_and_leaves_no_task(drains: b
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        with drain.request():
+        with drain:
             begun.set()
             try:
                 await asyncio.Event().wait()
