@@ -22,6 +22,7 @@ from wire.convert import read_prompt
 from wire.errors import Cancelled, HandoffFailed, InvalidRequest, NoCapacity, PdserveError, to_name
 from wire.event_sink import EventSink
 from wire.messages import Failed, Pooled, Refused, Reserved
+from wire.turns import Turns
 from wire.types import PromptState, StageTimes, Ticket, TokenOutput
 
 _log = EventLogger("decode")
@@ -54,6 +55,7 @@ class DecodeWorker:
         """`post_release` posts calls that free blocks."""
         self._engine, self._post, self._post_release, self._clock = engine, post, post_release, clock
         self._receiver: Receiver | None = None
+        self._turns = Turns()  # event loop only
         self._lock = threading.RLock()  # on_tokens is called with it held
         self._reservations: dict[str, _Reservation] = {}
         self._prompt_by_ticket: dict[str, str] = {}
@@ -80,11 +82,15 @@ class DecodeWorker:
                 raise InvalidRequest(f"prompt {state.prompt_id} requests pooling, which has no KV hand-off")
             self._refuse_a_second(state.prompt_id)
             if not state.probe:  # a probe releases its blocks at once
-                self._refuse_while_others_wait()
+                self._refuse_while_others_wait(owner)
             block_ids, num_held = self._take_blocks(state)
         except PdserveError as error:
+            if isinstance(error, NoCapacity) and not state.probe:
+                self._turns.wait(owner)
             owner.emit(Refused.with_error(state.prompt_id, error))
             return
+        if not state.probe and self._turns.leave(owner):
+            self._post_release(_wake)  # blocks may be left for the next in line
         reservation = _Reservation(owner, state, secrets.token_hex(16), grammar)
         with self._lock:
             self._reservations[state.prompt_id] = reservation
@@ -178,6 +184,7 @@ class DecodeWorker:
 
     def cancel_all(self, owner: EventSink, reason: str) -> None:
         """Cancel every prompt of this owner without emitting events: its session has ended."""
+        self._turns.leave(owner)
         with self._lock:
             reserved = [one for one in self._reservations.values() if one.owner is owner]
             running = [prompt_id for prompt_id, one in self._running.items() if one.owner is owner]
@@ -204,8 +211,10 @@ class DecodeWorker:
         if known:
             raise InvalidRequest(f"prompt {prompt_id} is already on this instance")
 
-    def _refuse_while_others_wait(self) -> None:
-        """A reservation must not starve a prompt that was preempted from a full pool and waits here."""
+    def _refuse_while_others_wait(self, owner: EventSink) -> None:
+        """A reservation must starve neither a prompt that was preempted from a full pool nor another scheduler."""
+        if not self._turns.may_take(owner, self._clock()):
+            raise NoCapacity("another scheduler's prompt waits here for KV blocks")
         waiting = self._engine.load().waiting
         if waiting:
             raise NoCapacity(f"{waiting} prompts already wait here for KV blocks")

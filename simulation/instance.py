@@ -38,6 +38,7 @@ from wire.messages import (
     SetRole,
     Step,
 )
+from wire.turns import Turns
 from wire.types import FinishReason, InstanceDescription, PromptState, StageTimes, Ticket, TokenOutput
 
 
@@ -70,6 +71,7 @@ class SimulatedInstance:
         self.steps = 0
         self.peers = peers
         self.sessions: list[SimulatedSession] = []
+        self._turns = Turns()
         self._next_step: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
         self._costs = StepCosts()
@@ -197,19 +199,25 @@ class SimulatedInstance:
             if prompt.stage in ("waiting", "sending"):
                 self._abort_ticket(prompt, "the sender's scheduler is gone")
             self._drop(prompt)
+        self._turns.leave(session)
         if session in self.sessions:
             self.sessions.remove(session)
 
     def _reserve(self, session: SimulatedSession, state: PromptState) -> None:
         blocks, total = self._blocks_for(len(state.token_ids)), self.description.num_blocks
+        in_turn = state.probe or self._turns.may_take(session, asyncio.get_running_loop().time())
         if self.behaviour.refuse:
             self._refuse(session, state.prompt_id, self.behaviour.refuse.popleft(), "set to refuse")
         elif blocks > total:
             self._refuse(session, state.prompt_id, NeverFits.__name__, f"{blocks} blocks wanted, the pool has {total}")
-        elif blocks > total - self.blocks_used:
+        elif blocks > total - self.blocks_used or not in_turn:
             free = total - self.blocks_used
+            if not state.probe:
+                self._turns.wait(session)
             self._refuse(session, state.prompt_id, NoCapacity.__name__, f"{blocks} blocks wanted, {free} free")
         else:
+            if not state.probe and self._turns.leave(session):
+                asyncio.get_running_loop().call_soon(self._share_load)
             num_tokens = len(state.token_ids)
             ticket = self._ticket(num_tokens)
             self.prompts[state.prompt_id] = SimulatedPrompt(

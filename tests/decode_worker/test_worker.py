@@ -321,3 +321,28 @@ def test_a_prompt_larger_than_the_pool_is_refused_by_name() -> None:
         (refused,) = it.events
         assert isinstance(refused, Refused)
         assert refused.error == "NeverFits"
+
+
+def test_of_two_schedulers_at_a_full_pool_the_refused_one_is_next() -> None:
+    class Other:
+        def __init__(self) -> None:
+            self.events: list[Event] = []
+
+        def emit(self, event: Event) -> None:
+            self.events.append(event)
+
+    other, half_of_it = Other(), (1,) * (CONFIG.num_blocks * CONFIG.block_size // 2 + 1)
+    with half() as it:
+        states = [replace(prompt(name, 1), token_ids=half_of_it) for name in ("x", "y", "z")]
+        it.worker.reserve(it, states[0])
+        it.worker.reserve(other, states[1])
+        it.worker.cancel(it, "x", None, "enough", it.send_tokens)
+        it.worker.reserve(it, states[2])
+        assert isinstance(it.events[-1], Refused)
+        assert "another scheduler" in it.events[-1].message
+        it.worker.reserve(other, states[1])
+        assert [type(event) for event in other.events] == [Refused, Reserved]
+        it.worker.cancel_all(other, "it is gone")
+        it.worker.reserve(it, states[2])
+        assert isinstance(it.events[-1], Reserved)
+        it.worker.cancel_all(it, "enough")

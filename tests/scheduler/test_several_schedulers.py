@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any, ClassVar
 
@@ -119,7 +120,7 @@ async def test_a_prefill_that_loses_the_race_is_placed_again() -> None:
 
 @virtual
 async def test_a_scheduler_that_keeps_the_pool_full_starves_no_other() -> None:
-    async with counting("PD", num_blocks=8).serving() as cluster, second_scheduler(cluster) as second:
+    async with counting("PD", num_blocks=6).serving() as cluster, second_scheduler(cluster) as second:
         loop, numbers = asyncio.get_running_loop(), count()
 
         async def keep_asking() -> None:
@@ -162,3 +163,34 @@ async def test_a_change_of_role_reaches_the_other_scheduler() -> None:
         await until(lambda: cluster.control.registry.members[2].role is Role.DECODE)
         answers = await asyncio.gather(*(collect(one.dispatch, request(PROMPT)) for one in (cluster.control, second)))
         assert [tokens_of(answer) for answer in answers] == [expected(PROMPT, 4)] * 2
+
+
+async def served_for(seconds: float, loads: list[tuple[Control, str]]) -> Counter[str]:
+    """Return how many requests each key had served, with 20 at once always requested at each of these schedulers."""
+    served = Counter[str]()
+
+    async def keep_asking(control: Control, tenant: str) -> None:
+        while True:
+            one = replace(request(PROMPT, max_tokens=10, limits_s=(600.0, 600.0)), tenant=tenant)
+            await collect(control.dispatch, one)
+            served[tenant] += 1
+
+    busy = [asyncio.create_task(keep_asking(control, tenant)) for control, tenant in loads for _ in range(20)]
+    await asyncio.sleep(seconds)
+    for task in busy:
+        task.cancel()
+    await asyncio.gather(*busy, return_exceptions=True)
+    return served
+
+
+@virtual
+async def test_shares_of_keys_are_exact_only_within_a_scheduler() -> None:
+    limits = ControlLimits(num_tenants=2)
+    async with FakeCluster("PD", num_blocks=8, limits=limits).serving() as cluster, second_scheduler(cluster) as second:
+        first = cluster.control
+        alone = await served_for(60.0, [(first, "a"), (first, "b")])
+        spread = await served_for(60.0, [(one, key) for one in (first, second) for key in "ab"])
+        uneven = await served_for(60.0, [(first, "a"), (second, "a"), (second, "b")])
+
+        shares = [counts["b"] / counts.total() for counts in (alone, spread, uneven)]
+        assert shares == pytest.approx([1 / 2, 1 / 2, 1 / 4], abs=0.05)
