@@ -8,10 +8,9 @@ from telemetry.logs import EventLogger
 from wire.errors import Incompatible
 from wire.load import LoadSnapshot
 from wire.messages import Event, Heartbeat, OpenSession
+from wire.shared_limits import MAX_SCHEDULERS
 
 _log = EventLogger("instance")
-
-MAX_SESSIONS = 16
 
 
 class Sessions:
@@ -39,9 +38,9 @@ class Sessions:
             if old.hello.epoch > hello.epoch:
                 raise Incompatible(f"session epoch {hello.epoch} is older than the open session's, {old.hello.epoch}")
             old.lost()
-        elif len(self._by_scheduler) >= MAX_SESSIONS:
+        elif len(self._by_scheduler) >= MAX_SCHEDULERS:
             raise Incompatible(
-                f"{self._instance_id} has sessions with {len(self._by_scheduler)} schedulers (limit {MAX_SESSIONS}); "
+                f"{self._instance_id} has sessions with {len(self._by_scheduler)} schedulers (limit {MAX_SCHEDULERS}); "
                 f"scheduler {hello.scheduler_id} must wait until one of them is gone"
             )
 

@@ -31,6 +31,7 @@ class ClusterShape:
     """The number of instances and ranks, and the flags of all their processes.
 
     With `worker` the instances are another engine's, with `worker_flags`; `running` workers are used in addition.
+    `scheduler_ports` are those of several schedulers, which share `port`.
     """
 
     num_prefill: int
@@ -43,6 +44,7 @@ class ClusterShape:
     worker: WorkerKind | None = None
     worker_flags: tuple[str, ...] = ()
     running: RunningWorkers = NO_WORKERS
+    scheduler_ports: tuple[int, ...] = ()
 
 
 def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
@@ -52,9 +54,8 @@ def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
     """
     num_instances = shape.num_prefill + shape.num_decode
     if num_instances == 0:
-        return (
-            _process("scheduler", shape.host, shape.port, shape.flags, write_tables(shape.running, shape.port, tables)),
-        )
+        files = write_tables(shape.running, shape.port, tables)
+        return scheduler_plans(shape.host, shape.scheduler_ports or (shape.port,), shape.flags, files)
     dealt = deal_to_instances(shape.device, num_instances, shape.num_ranks, os.environ)
     ports = free_ports(num_instances, HOST)
     generated = _generate(shape, ports, tables)
@@ -67,17 +68,31 @@ def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
     names = [f"prefill-{i}" for i in range(shape.num_prefill)] + [f"decode-{i}" for i in range(shape.num_decode)]
     flags = shape.flags if shape.worker is None else shape.worker_flags
 
-    def files(local: str) -> dict[str, str]:
+    def files_of(local: str) -> dict[str, str]:
         return {GLOBAL_VARIABLE: str(global_path), LOCAL_VARIABLE: str(tables / local)}
 
     bootstrap = _bootstrap(shape)
     instances = [
-        _process(name, HOST, port, flags, {**files(local.file_name), **cards, **_of_worker(shape.worker), **bootstrap})
+        _process(
+            name, HOST, port, flags, {**files_of(local.file_name), **cards, **_of_worker(shape.worker), **bootstrap}
+        )
         for name, local, port, cards in zip(names, generated.instances, ports, dealt, strict=True)
     ]
     assert generated.host is not None, "gen was called with api_server=True"
-    own = {**files(generated.host.file_name), **bootstrap}
-    return (*instances, _process("scheduler", shape.host, shape.port, shape.flags, own))
+    own = {**files_of(generated.host.file_name), **bootstrap}
+    return (*instances, *scheduler_plans(shape.host, shape.scheduler_ports or (shape.port,), shape.flags, own))
+
+
+def scheduler_plans(
+    host: str, ports: Sequence[int], flags: tuple[str, ...], variables: Mapping[str, str]
+) -> tuple[ProcessPlan, ...]:
+    """Return the scheduler, or several of them; roles follow the load (--roles auto) by the decisions of the first."""
+    if len(ports) == 1:
+        return (_process("scheduler", host, ports[0], flags, variables),)
+    return tuple(
+        _process(f"scheduler-{i}", host, port, flags if i == 0 else (*flags, "--roles", "fixed"), variables)
+        for i, port in enumerate(ports)
+    )
 
 
 def _of_worker(worker: WorkerKind | None) -> dict[str, str]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pdserve import __version__
-from pdserve.process_plan import ProcessPlan, launch_command
+from pdserve.layout import scheduler_plans
+from pdserve.process_plan import ProcessPlan
 from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, POLL_S, Child, Watched
 from pdserve.ray_cluster.address import is_loopback, parse_address, split
 from pdserve.ray_cluster.messages import LaunchRequest, NodeRequest, Placement
@@ -16,6 +17,7 @@ from pdserve.ray_cluster.placements import Placements
 from pdserve.ray_cluster.remote_child import Handle, PendingAnswer, RemoteChild
 from pdserve.ray_cluster.session import RaySession
 from pdserve.run_folder import RunFolder, open_log
+from pdserve.shared_port import SharedPort
 from pdserve.up_request import UpRequest
 from ranktable_tools.dialects.modelarts import local_text
 from ranktable_tools.file_names import local_name
@@ -62,6 +64,7 @@ class RaySite:
         self._names = [f"prefill-{i}" for i in range(options.prefill)] + [f"decode-{i}" for i in range(options.decode)]
         self._need = need_of(request.engine.device, request.engine.tensor_parallel_size or 1)
         self._environ = dict(os.environ)  # for the scheduler: without the variables set for Ray
+        self._port = SharedPort(request)
         self._session: RayConnection | None = None
         self._joined_placements: Placements | None = None
         self._children: dict[str, RemoteChild] = {}
@@ -80,12 +83,14 @@ class RaySite:
             self._begin(plan, again=False)
         self._wait_placed()
         read_global(str(placements.path))  # report an invalid table once, here
-        return (*plans, self._scheduler_plan(placements))
+        return (*plans, *self._scheduler_plans(placements))
 
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
         """Start the scheduler here; restart an instance on its node, or on another one if that is lost."""
         if plan.role == "scheduler":
-            return Child(plan, self._folder.log(plan.name), self._environ, again=again)
+            environ = {**self._environ, **self._port.variables}
+            log = self._folder.log(plan.name)
+            return Child(plan, log, environ, again=again, pass_fds=self._port.descriptors)
         return self._begin(plan, again=True) if again else self._children[plan.name]
 
     def tick(self, now: float, *, is_calm: bool) -> None:
@@ -95,6 +100,10 @@ class RaySite:
     def spare(self) -> None:
         """Return None."""
         return None
+
+    def close_port(self) -> None:
+        """Close the port that schedulers share."""
+        self._port.close()
 
     def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
         """Stop the instances, SIGTERM first, and leave the Ray cluster."""
@@ -177,16 +186,13 @@ class RaySite:
             time.sleep(POLL_S / 2)
         return sorted(killed)
 
-    def _scheduler_plan(self, placements: Placements) -> ProcessPlan:
-        engine = self._request.engine
-        return ProcessPlan(
-            "scheduler", "scheduler", f"{engine.host}:{engine.port}",
-            launch_command(engine.host, engine.port, self._request.flags),
-            {
-                "GLOBAL_RANK_TABLE_FILE_PATH": str(placements.path),
-                "RANK_TABLE_FILE_PATH": str(placements.scheduler_path),
-            },
-        )  # fmt: skip
+    def _scheduler_plans(self, placements: Placements) -> Sequence[ProcessPlan]:
+        request = self._request
+        files = {
+            "GLOBAL_RANK_TABLE_FILE_PATH": str(placements.path),
+            "RANK_TABLE_FILE_PATH": str(placements.scheduler_path),
+        }
+        return scheduler_plans(request.engine.host, request.scheduler_ports, request.flags, files)
 
     def _num_cpus(self) -> int:
         return len(self._names) * self._need.num_ranks if self._need.resource == "CPU" else 0

@@ -14,10 +14,11 @@ _WRONG_INPUT = 2
 
 
 def wait_ready(
-    children: Sequence[Watched], client: Client, timeout_s: float, say: Callable[[str], None],
+    children: Sequence[Watched], clients: Sequence[Client], timeout_s: float, say: Callable[[str], None],
     running: Collection[str] = (),
 ) -> None:  # fmt: skip
-    """Return when their own scheduler's /ready reports ready; `say` prints what the start waits for meanwhile.
+    """Return when /ready of each of their own schedulers, the `clients`, reports ready; `say` prints what the start
+    waits for meanwhile.
 
     `running` are the URLs of its workers that are not among the processes.
 
@@ -36,18 +37,26 @@ def wait_ready(
             if GRAPHS in child.marks and name not in capturing:
                 capturing.add(name)
                 say(f"{name} is capturing the graphs of its decode steps")
-        reply = _reply(client)
-        ready, missing = _parse_readiness(reply)
-        if ready and not _addresses(reply).isdisjoint(own):
+        missing = next((why for client in clients if (why := _why_not_ready(client, own)) is not None), None)
+        if missing is None:
             return
-        if ready:  # it took the port after our check: our own scheduler will report that and exit
-            missing = f"another cluster serves at {client.base_url}"
         if missing not in ("", last):
             last = missing
             say(f"waiting: {missing}")
         if time.monotonic() > deadline:
             raise DeadlineExceeded(f"not ready after {timeout_s:g} s: {last or 'the scheduler does not answer'}")
         time.sleep(POLL_S)
+
+
+def _why_not_ready(client: Client, own: Collection[str]) -> str | None:
+    """Return what a scheduler lacks, None if it is ready and has one of these instances."""
+    reply = _reply(client)
+    ready, missing = _parse_readiness(reply)
+    if not ready:
+        return missing
+    if _addresses(reply).isdisjoint(own):  # it took the port after our check: our own scheduler will report it and exit
+        return f"another cluster serves at {client.base_url}"
+    return None
 
 
 def check_ready(client: Client) -> tuple[bool, str]:

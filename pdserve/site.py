@@ -11,6 +11,7 @@ from pdserve.process_plan import ProcessPlan
 from pdserve.processes import Child, Watched
 from pdserve.restarts import RestartLimits, Restarts
 from pdserve.run_folder import ProcessRecord, RunFolder
+from pdserve.shared_port import SharedPort
 from pdserve.spare import Spare, SpareKeeper, why_no_spare
 from pdserve.up_request import UpRequest
 from pdserve.variables import STATE_FILE
@@ -36,6 +37,10 @@ class Site(Protocol):
         """Return the record of the warm spare, or of why there is none; None where the site has no spares."""
         ...
 
+    def close_port(self) -> None:
+        """Close the port that schedulers share, if they do: they are about to stop."""
+        ...
+
     def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
         """Stop the processes on other machines, at once if `at_once` returns true; return the names of those killed."""
         ...
@@ -50,6 +55,7 @@ class LocalSite:
         why_none = why_no_spare(request.options.spare, os.environ) if request.worker is None else "--worker"
         if not request.options.prefill:
             why_none = "no instance is started"
+        self._port = SharedPort(request)
         self._weights = os.memfd_create(WEIGHTS_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._keeper = SpareKeeper(self._make_spare, Restarts(limits), say, why_none)
 
@@ -59,16 +65,22 @@ class LocalSite:
         shape = ClusterShape(
             options.prefill, options.decode, engine.host, engine.port, self._request.flags, engine.device,
             engine.tensor_parallel_size or 1, self._request.worker, self._request.worker_flags, self._request.running,
+            self._request.scheduler_ports,
         )  # fmt: skip
         return lay_out(shape, self._folder.tables)
 
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
-        """Start a child process; a warm spare, if there is one, takes over for an instance that died."""
+        """Start a child process; a warm spare, if there is one, takes over for a process that died.
+
+        A scheduler is started anew unless there are several.
+        """
         log, environ = self._folder.log(plan.name), os.environ | {WEIGHTS_FD: str(self._weights)}
         if plan.role == "scheduler":
-            return Child(plan, log, os.environ | {STATE_FILE: str(self._folder.state)}, again=again)
-        spare = self._keeper.take(plan, log, environ) if again else None
-        return spare or Child(plan, log, environ, again=again, pass_fds=(self._weights,))
+            environ = os.environ | {STATE_FILE: str(self._folder.state), **self._port.variables}
+        may_take = again and (plan.role != "scheduler" or self._port.is_open)
+        spare = self._keeper.take(plan, log, environ) if may_take else None
+        inherited = self._port.descriptors if plan.role == "scheduler" else (self._weights,)
+        return spare or Child(plan, log, environ, again=again, pass_fds=inherited)
 
     def tick(self, now: float, *, is_calm: bool) -> None:
         """Start or check the spare."""
@@ -79,6 +91,11 @@ class LocalSite:
         """Return the record of the spare, or of why there is none."""
         return self._keeper.record
 
+    def close_port(self) -> None:
+        """Close the port that schedulers share; the spare has it open too."""
+        self._port.close()
+        self._keeper.close()
+
     def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
         """Stop the spare; no process runs on another machine."""
         self._keeper.close()
@@ -88,4 +105,6 @@ class LocalSite:
         return ()
 
     def _make_spare(self) -> Spare:
-        return Spare(self._request.flags, self._folder.log("spare"), os.environ, pass_fds=(self._weights,))
+        environ = os.environ | {**self._port.variables}
+        inherited = (self._weights, *self._port.descriptors)
+        return Spare(self._request.flags, self._folder.log("spare"), environ, pass_fds=inherited)

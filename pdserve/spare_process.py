@@ -1,5 +1,7 @@
 """`python -P -m pdserve.spare_process FLAGS`: import what an instance needs, then wait to become one.
 
+Where several schedulers share a port, it imports what they need too, and may become one of them.
+
     warm up at low priority -> "warm" -> the command line on stdin -> pdserve.launch in this very process
 
 FLAGS are those of the cluster's processes: engine and model decide what to import. It reads one JSON
@@ -10,6 +12,7 @@ of the cluster it starts in the supervisor's working directory and on its cores.
 import gc
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ from pdserve import launch
 from pdserve.guarded import leave
 from pdserve.parent_death import die_with_parent
 from pdserve.run_folder import open_log
+from scheduler.http.listener import SHARED_VARIABLE, take_shared
 from telemetry.start_marks import VARIABLE, WARM, StartMarks
 
 MAX_BYTES = 1 << 20  # a command line with its environment: the largest pipe without privileges
@@ -32,8 +36,9 @@ def main(flags: Sequence[str]) -> int:
     """Warm up, wait, and run the instance; return its exit status, 0 if it was not used."""
     die_with_parent(os.environ)
     marks = StartMarks.take(os.environ)
+    shared = take_shared(os.environ)
     score = _be_first_victim()
-    _at_low_priority(flags)
+    _at_low_priority(flags, may_schedule=shared is not None)
     held = sorted(path for path in _open_files() if path.startswith(_DEVICES))
     if held:
         print(f"a spare must not open a device, but this one has {', '.join(held)} open", file=sys.stderr)
@@ -43,6 +48,8 @@ def main(flags: Sequence[str]) -> int:
     if not order:
         return 0
     argv = _take_over(json.loads(order), score, marks)
+    if shared is not None:
+        _keep_or_close(shared)
     return launch.main(argv)
 
 
@@ -57,14 +64,14 @@ def _be_first_victim() -> str:
     return before
 
 
-def _at_low_priority(flags: Sequence[str]) -> None:
+def _at_low_priority(flags: Sequence[str], *, may_schedule: bool) -> None:
     """Import in a thread of the lowest priority; the main thread and its later threads keep theirs."""
     failed: list[BaseException] = []
 
     def work() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
-            _import_modules(flags)
+            _import_modules(flags, may_schedule=may_schedule)
         except BaseException as error:  # noqa: BLE001 - raised in the main thread
             failed.append(error)
 
@@ -77,11 +84,21 @@ def _at_low_priority(flags: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _import_modules(flags: Sequence[str]) -> None:
+def _import_modules(flags: Sequence[str], *, may_schedule: bool) -> None:
     from instance.warm_up import import_all
     from pdserve import instance_flags, role_process  # noqa: F401 - needed to serve, besides the engine
 
+    if may_schedule:
+        import scheduler.process  # noqa: F401
     import_all(from_namespace(EngineOptions, launch.read_flags(flags, os.environ)))
+
+
+def _keep_or_close(shared: socket.socket) -> None:
+    """Keep the port of several schedulers open only to become one of them."""
+    if SHARED_VARIABLE in os.environ:
+        shared.detach()
+    else:
+        shared.close()
 
 
 def _open_files() -> list[str]:

@@ -29,6 +29,7 @@ PID is that of the process that `pdserve up` started, `-` if another one answers
 STATE is the scheduler's: `starting` loads its model, `suspect` is silent and gets no new request, `lost` is not used
 until it answers again, `draining` left the table and finishes its requests, `gone` does not answer. The supervisor of
 `pdserve up` adds `starting again`, `given up` and `removed`. The lines below the table give the reasons.
+Of several schedulers each is `ready`, `not ready` or `silent`; the first line is the answer of one of them.
 RESTARTS counts how often the supervisor restarted it.
 DIGESTS shows whether an instance wants each KV frame checked; a link omits digests only if both ends have them off.
 LINKS shows the transport over which each prefill instance sends KV; `(fallback: shm: why)` names a better one that
@@ -57,17 +58,18 @@ def main(argv: Sequence[str]) -> int:
     condition = "ready" if ready else f"not ready: {missing or 'no answer'}"
     heads = [where.base_url, condition, f"model {_model(client, where)}", *_cluster_lines(samples, where)]
     print(printable("  ".join(heads)))
-    for line in table(where.state, instances, _reasons(client)):
+    for line in table(where.state, instances, _reasons(client), _scheduler_states(where)):
         print(line)
     return 0 if ready else 1
 
 
 def table(
-    state: ClusterState | None, instances: Sequence[InstanceRow], reasons: Mapping[str, str] | None = None
-) -> list[str]:
+    state: ClusterState | None, instances: Sequence[InstanceRow], reasons: Mapping[str, str] | None = None,
+    schedulers: Mapping[str, str] | None = None,
+) -> list[str]:  # fmt: skip
     """Return the lines of the table, header first: the processes of `state`, then the instances that are none of them.
 
-    Below it are the `reasons`, by address, why instances are not living.
+    Below it are the `reasons`, by address, why instances are not living. `schedulers` are the states of several.
     """
     by_address = {one.address: one for one in instances}
     processes = () if state is None else state.processes
@@ -75,6 +77,8 @@ def table(
     for process in processes:
         seen = by_address.get(process.address)
         pid, condition = _condition(process, seen)
+        if condition == "running":
+            condition = (schedulers or {}).get(process.address, condition)
         role = process.role if seen is None else seen.role
         rows.append(_row(process.name, role, process.address, pid, condition, str(process.restarts), seen))
     ours = {process.address for process in processes}
@@ -165,6 +169,22 @@ def _link(link: LinkRow) -> str:
     reasons = "; ".join([f"fallback: {'; '.join(failed)}", *others] if failed else others)
     short = reasons if len(reasons) <= _MAX_REASON_CHARS else reasons[: _MAX_REASON_CHARS - 3] + "..."
     return f"{shown} ({short})"
+
+
+def _scheduler_states(where: TargetCluster) -> dict[str, str]:
+    """Return by address whether each of several schedulers is ready: the shared port reaches any of them."""
+    processes = () if where.state is None else where.state.processes
+    schedulers = [one for one in processes if one.role == "scheduler" and one.alive]
+    if len([one for one in processes if one.role == "scheduler"]) < 2:
+        return {}
+    base, states = where.base_url.rpartition(":")[0], {}
+    for one in schedulers:
+        try:
+            reply = Client(f"{base}:{one.address.rpartition(':')[2]}", timeout_s=_TIMEOUT_S).get("/ready")
+            states[one.address] = "ready" if reply.status == 200 else "not ready"
+        except Unavailable:
+            states[one.address] = "silent"
+    return states
 
 
 def _metric_samples(client: Client, where: TargetCluster) -> tuple[Sample, ...] | None:

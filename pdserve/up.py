@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
     require_none(folder)
     _end_leftovers(folder)
-    require_free(request.engine.host, request.engine.port)  # before the folder is created
+    for port in {request.engine.port, *request.scheduler_ports}:
+        require_free(request.engine.host, port)  # before the folder is created
     interrupts = Interrupts()
     interrupts.take()
     try:
@@ -149,10 +150,9 @@ class _Cluster:
         options = request.options
         limits = RestartLimits(max_restarts=options.max_restarts, window_s=options.restart_window)
         site = self._make_site(journal)
-        probe = Client(request.base_url, timeout_s=_PROBE_S)
         supervisor = Supervisor(
             limits, site.spawn, journal.say, lambda records: self._write(records, journal), TableMembership().has,
-            lambda record: serves(probe, record),
+            self._serves,
         )  # fmt: skip
         grace_s = _FAILED_GRACE_S
         try:
@@ -162,8 +162,8 @@ class _Cluster:
                 with self._interrupts.later():
                     supervisor.start([plan])
             wait_ready(
-                supervisor.children, Client(request.base_url), request.startup_timeout_s, journal.say,
-                request.running.urls,
+                supervisor.children, list(map(Client, request.scheduler_urls)), request.startup_timeout_s,
+                journal.say, request.running.urls,
             )  # fmt: skip
             self._is_starting = False
             self._write(tuple(child.record for child in supervisor.children), journal)
@@ -192,8 +192,15 @@ class _Cluster:
             self._spare = site.spare
             self._write(supervisor.records, journal)
 
+    def _serves(self, record: ProcessRecord) -> bool:
+        """Whether a replaced process serves again: to a scheduler itself, to an instance by any scheduler."""
+        by_port = dict(zip(self._request.scheduler_ports, self._request.scheduler_urls, strict=True))
+        url = by_port.get(int(record.address.rpartition(":")[2])) if record.role == "scheduler" else None
+        return serves(Client(url or self._request.base_url, timeout_s=_PROBE_S), record)
+
     def _stop(self, site: Site, children: Sequence[Watched], grace_s: float, journal: SupervisorLog) -> None:
         at_once = self._interrupts.hold()
+        site.close_port()
         for process in stop_children(children, grace_s, at_once):
             journal.say(f"{process.name} did not stop in time and was killed (log: {process.log})")
         try:

@@ -13,6 +13,10 @@ class UpOptions:
 
     prefill: int = flag(1, "prefill instances", parse=int)
     decode: int = flag(1, "decode instances", parse=int)
+    schedulers: int = flag(
+        1, "scheduler processes; several share --port, and each also has a port of its own, the next ones "
+        "(docs/operations.md)", parse=int,
+    )  # fmt: skip
     prefill_workers: tuple[str, ...] = flag(
         (), "URLs of running vLLM workers for prefill, in addition to the instances (docs/route.md)", many=True
     )

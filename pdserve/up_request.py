@@ -25,6 +25,7 @@ from ranktable_tools.worker_kind import worker_named
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files
 from wire.errors import ConfigError
+from wire.shared_limits import MAX_SCHEDULERS
 
 DEFAULT_PORT = 9000
 EPILOG = """\
@@ -66,9 +67,23 @@ class UpRequest:
     @property
     def base_url(self) -> str:
         """The URL of the cluster from this machine."""
+        return self._url(self.engine.port)
+
+    @property
+    def scheduler_ports(self) -> tuple[int, ...]:
+        """The port of each scheduler: of one it is --port, several have the ports after it."""
+        port, number = self.engine.port, self.options.schedulers
+        return (port,) if number == 1 else tuple(range(port + 1, port + 1 + number))
+
+    @property
+    def scheduler_urls(self) -> tuple[str, ...]:
+        """The URL of each scheduler from this machine."""
+        return tuple(map(self._url, self.scheduler_ports))
+
+    def _url(self, port: int) -> str:
         host = "127.0.0.1" if self.engine.host in _ANY_HOST else self.engine.host
         scheme = "http" if self.certfile is None else "https"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.engine.port}"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def parse(argv: Sequence[str]) -> UpRequest:
@@ -119,6 +134,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
         _take_model(namespace, running)
     fill_model(namespace, weights=options.prefill > 0)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
+    _check_schedulers(options, config)
     waits = config.options.startup_timeout, config.options.shutdown_timeout
     flags = to_flags(argparse.Namespace(**vars(namespace) | downloads))
     workers = (*to_flags(shared_flags(namespace)), *typed_args(options)) if options.worker else ()
@@ -144,6 +160,22 @@ def use_cpu_for_few_cards(namespace: argparse.Namespace, num_instances: int) -> 
     if why is not None and engine.engine != "fake":
         print(f"--device {engine.device}: all instances run on the CPU, because {why}", file=sys.stderr)
         namespace.device = "cpu"
+
+
+def _check_schedulers(options: UpOptions, config: SchedulerConfig) -> None:
+    """Refuse a number of schedulers out of range, and what only one process can have."""
+    number, last = options.schedulers, config.engine.port + options.schedulers
+    if not 1 <= number <= MAX_SCHEDULERS:
+        raise ConfigError(f"--schedulers {number} is not in 1..{MAX_SCHEDULERS}")
+    if number == 1:
+        return
+    if last > 65535:
+        raise ConfigError(f"--schedulers {number} --port {config.engine.port}: the last scheduler's port is {last}")
+    if config.options.responses_store is not None:
+        raise ConfigError(f"--responses-store belongs to one scheduler: leave it out, or --schedulers {number}")
+    callbacks = config.options.callback_place()
+    if callbacks is not None and callbacks[1] != 0:
+        raise ConfigError(f"--worker-callback has one port: with --schedulers {number} leave it out")
 
 
 def _check_counts(options: UpOptions, running: RunningWorkers) -> None:

@@ -9,8 +9,9 @@ from ranktable_tools.launch_plan import LaunchPlan
 from rpc.grpc_connection import GrpcConnection
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.http.certificate import Https, read_https
+from scheduler.http.listener import listen, take_shared
 from scheduler.http.open_files import raise_open_files
-from scheduler.http.server import listen, serve
+from scheduler.http.server import SharedSocket, serve
 from scheduler.links.admin_socket import serve_admin_socket, socket_name
 from scheduler.loop import run as run_loop
 from scheduler.membership.compatibility import is_url
@@ -60,22 +61,27 @@ async def serve_cluster(config: SchedulerConfig, cluster: Cluster, stop: asyncio
     https = read_https(config.options)
     raise_open_files()
     with listen(config.engine.host, config.engine.port) as bound:
-        await _serve_on(bound, config, cluster, https, stop or asyncio.Event())
+        await _serve_on(bound, take_shared(os.environ), config, cluster, https, stop or asyncio.Event())
 
 
 async def _serve_on(
-    bound: socket.socket, config: SchedulerConfig, cluster: Cluster, https: Https | None, stop: asyncio.Event
-) -> None:
+    bound: socket.socket, shared: socket.socket | None, config: SchedulerConfig, cluster: Cluster,
+    https: Https | None, stop: asyncio.Event,
+) -> None:  # fmt: skip
     async with open_serving(config, cluster, os.environ) as serving:
-        _log.info("listening", host=config.engine.host, port=bound.getsockname()[1], model=config.engine.model)
+        listeners = [one for one in (bound, shared) if one is not None]
+        ports = ",".join(str(one.getsockname()[1]) for one in listeners)
+        _log.info("listening", host=config.engine.host, port=ports, model=config.engine.model)
+        names, registry = [socket_name(*one.getsockname()[:2]) for one in listeners], serving.control.registry
         served = serve(
             serving.app, bound, serving.drain, shutdown_timeout_s=config.options.shutdown_timeout, stop=stop,
             https=https, client_timeout_s=config.options.client_timeout,
+            shared=None if shared is None else SharedSocket(shared, serving.control.ready),
         )  # fmt: skip
         await _until_first_ends(
             asyncio.create_task(served),
             asyncio.create_task(serving.run()),
-            asyncio.create_task(serve_admin_socket(socket_name(*bound.getsockname()[:2]), serving.control.registry)),
+            *(asyncio.create_task(serve_admin_socket(name, registry, shared=i > 0)) for i, name in enumerate(names)),
         )
 
 

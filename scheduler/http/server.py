@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -15,13 +15,24 @@ from starlette.types import ASGIApp
 
 from scheduler.http.certificate import Https
 from scheduler.http.drain import Drain
+from scheduler.http.listener import BACKLOG
 from scheduler.http.protocol import HttpProtocol
 from telemetry.logs import EventLogger
-from wire.errors import ConfigError
 
 _log = EventLogger("server")
 _KEEP_ALIVE_S = 30
 _CLOSE_S = 2
+_READY_POLL_S = 0.05
+_JOIN_S = 5.0
+"""Then a scheduler accepts although it is not ready: if none is, clients need an answer that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSocket:
+    """The listening socket of several schedulers, and whether this one is ready to serve its clients."""
+
+    socket: socket.socket
+    is_ready: Callable[[], bool]
 
 
 class _Uvicorn(uvicorn.Server):
@@ -33,32 +44,15 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a bound, listening socket; port 0 is any free one. Raises ConfigError naming a busy port."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ConfigError(f"--host {host} cannot be resolved: {error.strerror}") from error
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(2048)
-    except OSError as error:
-        bound.close()
-        in_use = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
-        raise ConfigError(f"port {port} on {host} {in_use}") from error
-    return bound
-
-
 async def serve(
     app: ASGIApp, bound: socket.socket, drain: Drain, *, shutdown_timeout_s: float, stop: asyncio.Event | None = None,
-    https: Https | None = None, client_timeout_s: float = 30.0,
+    https: Https | None = None, client_timeout_s: float = 30.0, shared: SharedSocket | None = None,
 ) -> None:  # fmt: skip
     """Serve until SIGTERM, SIGINT or `stop`; then refuse new requests and give running ones `shutdown_timeout_s`.
 
     A second signal ends them at once. The socket is closed on return. With `https`, plain HTTP is not served. A client
-    that reads nothing for `client_timeout_s` is disconnected.
+    that reads nothing for `client_timeout_s` is disconnected. Clients of `shared`, on which other schedulers
+    listen too, are served alike, once this one is ready and until the first signal.
     """
     tls: dict[str, Any] = {} if https is None else {
         "ssl_keyfile": https.keyfile, "ssl_certfile": https.certfile, "ssl_ca_certs": https.ca_certs,
@@ -77,13 +71,36 @@ async def serve(
     with bound, _handle_signals(first, second):
         serving = asyncio.create_task(server.serve([bound]))
         stopping = asyncio.create_task(_wait_drained(first, second, drain, shutdown_timeout_s))
+        sharing = None if shared is None else asyncio.create_task(_share(server, shared, first))
         try:
             await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
+            if sharing is not None:
+                sharing.cancel()
             server.config.timeout_graceful_shutdown = 0 if drain.active else _CLOSE_S  # 0: cancel them now
             server.should_exit = True
             await serving
+
+
+async def _share(server: uvicorn.Server, shared: SharedSocket, first: asyncio.Event) -> None:
+    """Accept clients of the shared socket from when this scheduler can serve until it drains: others serve them too."""
+    with shared.socket as bound:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_JOIN_S):
+                while not shared.is_ready():  # noqa: ASYNC110 - readiness also follows from time
+                    await asyncio.sleep(_READY_POLL_S)
+        config = server.config
+        protocol_class: Any = config.http_protocol_class
+        protocol = functools.partial(
+            protocol_class, config=config, server_state=server.server_state, app_state=server.lifespan.state
+        )
+        loop = asyncio.get_running_loop()
+        listening = await loop.create_server(protocol, sock=bound, ssl=config.ssl, backlog=BACKLOG)
+        try:
+            await first.wait()
+        finally:
+            listening.close()
 
 
 async def _wait_drained(first: asyncio.Event, second: asyncio.Event, drain: Drain, timeout_s: float) -> None:

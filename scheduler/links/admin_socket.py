@@ -34,6 +34,7 @@ MAX_LINE_BYTES = 64 * 2**10
 _REQUEST_TIMEOUT_S = 5.0
 _WRITE_TIMEOUT_S = 5.0
 _NO_DESCRIPTOR_S = 1.0
+_TAKE_OVER_S = 0.5
 _MAX_CLIENTS = 8
 _ROOT = 0
 _ROLES = tuple(role.value for role in Role)
@@ -54,14 +55,22 @@ def is_same_user(sock: socket.socket) -> bool:
     return struct.unpack("3i", credentials)[1] in (_ROOT, os.geteuid())
 
 
-async def serve_admin_socket(name: str, registry: Registry) -> None:
-    """Serve clients until cancelled; if the name is taken, the scheduler runs without an admin socket."""
+async def serve_admin_socket(name: str, registry: Registry, *, shared: bool = False) -> None:
+    """Serve clients until cancelled; if the name is taken, the scheduler runs without an admin socket.
+
+    The name of a `shared` port belongs to one of its schedulers; when that one ends, another one takes it.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
-        try:
-            bound.bind("\0" + name)
-        except OSError as error:
-            _log.warning("admin_socket_unavailable", name=name, error=error, lost="pdserve links and pdserve role")
-            return
+        while True:
+            try:
+                bound.bind("\0" + name)
+                break
+            except OSError as error:
+                if not shared:
+                    lost = "pdserve links and pdserve role"
+                    _log.warning("admin_socket_unavailable", name=name, error=error, lost=lost)
+                    return
+            await asyncio.sleep(_TAKE_OVER_S)
         bound.listen()
         bound.setblocking(False)
         async with asyncio.TaskGroup() as clients:

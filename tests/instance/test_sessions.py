@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from instance.local import LocalInstance
-from instance.sessions import MAX_SESSIONS
 from tests.instance.pair import DEADLINE_S, FAKE, Client, instance_config, running
 from wire.errors import Incompatible, InstanceLost
 from wire.messages import Cancel, Failed, Generate, Heartbeat, OpenSession, RoleHeld, SetRole, Step
+from wire.shared_limits import MAX_SCHEDULERS
 from wire.types import FinishReason, PromptState, Role, SamplingParams
 
 LONG = PromptState("a/0", "r", (3, 4, 5), SamplingParams(max_tokens=200, temperature=0.0))
@@ -148,9 +148,9 @@ def test_a_newer_epoch_ends_only_its_own_schedulers_session(tmp_path: Path) -> N
 def test_one_session_too_many_is_refused_with_the_limit(tmp_path: Path) -> None:
     async def test(instance: LocalInstance, first: Client, second: Client) -> None:
         async with contextlib.AsyncExitStack() as others:
-            for number in range(MAX_SESSIONS - 2):
+            for number in range(MAX_SCHEDULERS - 2):
                 last = await others.enter_async_context(opened(instance, f"s{number}"))
-            with pytest.raises(Incompatible, match=rf"has sessions with 16 schedulers \(limit {MAX_SESSIONS}\)"):
+            with pytest.raises(Incompatible, match=rf"has sessions with 16 schedulers \(limit {MAX_SCHEDULERS}\)"):
                 await others.enter_async_context(opened(instance, "one too many"))
             await last.session.close()
             await others.enter_async_context(opened(instance, "one too many"))

@@ -169,3 +169,16 @@ def test_typed_flags_reach_every_process_unchanged() -> None:
         "--model", "/m", "--served-model-name", "a", "b", "--kv-cache-memory", "1048576", "--stall-timeout", "5.0",
     )  # fmt: skip
     assert request.base_url == "http://[::1]:9000"
+
+
+def test_several_schedulers_have_names_and_ports_of_their_own(tmp_path: Path) -> None:
+    flags = ("--model", "/m", "--roles", "auto")
+    *instances, first, second = lay_out(ClusterShape(1, 1, "h", 9000, flags, scheduler_ports=(9001, 9002)), tmp_path)
+
+    assert [plan.role for plan in instances] == ["prefill", "decode"]
+    assert [(plan.name, plan.role, plan.address) for plan in (first, second)] == [
+        ("scheduler-0", "scheduler", "h:9001"), ("scheduler-1", "scheduler", "h:9002"),
+    ]  # fmt: skip
+    assert first.command[-6:] == ("--port", "9001", *flags)
+    assert second.command[-2:] == ("--roles", "fixed"), "one alone lets roles follow the load"
+    assert resolve(environment(second, {})).role == "scheduler"

@@ -29,7 +29,7 @@ def test_a_usage_error_of_a_process_is_reported_as_the_users(
     )
 
     with pytest.raises(error, match=f"prefill-0 ended with exit status {status}: its last words") as caught:
-        wait_ready([child], Client("http://127.0.0.1:1"), 30.0, print)
+        wait_ready([child], [Client("http://127.0.0.1:1")], 30.0, print)
 
     assert type(caught.value) is error
 
@@ -75,7 +75,7 @@ def test_a_cluster_that_took_the_port_is_not_mistaken_for_ours() -> None:
         serving(_ready_handler("127.0.0.1:8088")) as url,
         pytest.raises(ConfigError, match="scheduler ended: its port is in"),
     ):
-        wait_ready(ours, Client(url), 60.0, messages.append)
+        wait_ready(ours, [Client(url)], 60.0, messages.append)
 
     assert messages == ["starting prefill-0, scheduler", f"waiting: another cluster serves at {url}"]
 
@@ -86,7 +86,7 @@ def test_our_own_cluster_is_recognised_by_its_instances_addresses(ours: str, nam
     children = [_Scripted("prefill-0", ours), _Scripted("scheduler", "127.0.0.1:9000")]
 
     with serving(_ready_handler(named)) as url:
-        wait_ready(children, Client(url), 60.0, messages.append)
+        wait_ready(children, [Client(url)], 60.0, messages.append)
 
     assert messages == ["starting prefill-0, scheduler"]
 
@@ -97,7 +97,7 @@ def test_captures_are_reported_once_per_instance() -> None:
     children = [_Scripted("prefill-0", address, marks=("weights", "graphs")), _Scripted("decode-0", address, 3)]
 
     with serving(_not_ready("1 decode instance")) as url, pytest.raises(ConfigError, match="decode-0 ended"):
-        wait_ready(children, Client(url), 60.0, messages.append)
+        wait_ready(children, [Client(url)], 60.0, messages.append)
 
     assert messages == [
         "starting prefill-0, decode-0", "prefill-0 is capturing the graphs of its decode steps",

@@ -280,3 +280,15 @@ def test_a_remote_instance_has_no_pid_and_is_never_gone(page: str, condition: st
     line = table(ClusterState("http://127.0.0.1:9000", "m", (elsewhere,)), read_page(parse_metrics(page)))[1]
 
     assert line.split()[3:5] == ["-", condition]
+
+
+def test_each_of_several_schedulers_has_its_own_state() -> None:
+    started = start_time(os.getpid()) or 0
+    schedulers = [
+        ProcessRecord(f"scheduler-{i}", "scheduler", os.getpid(), started, f"127.0.0.1:{i}", "/l") for i in range(2)
+    ]
+    state = ClusterState("http://127.0.0.1:9000", "m", tuple(schedulers))
+
+    lines = table(state, [], {}, {"127.0.0.1:0": "ready", "127.0.0.1:1": "silent"})
+
+    assert [line.split()[4] for line in lines[1:]] == ["ready", "silent"]

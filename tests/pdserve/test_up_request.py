@@ -176,3 +176,29 @@ def test_a_command_without_arguments_has_its_defaults(serves: bool) -> None:
     add_flags(parser, UpOptions, "cluster")
 
     assert from_namespace(UpOptions, parser.parse_args([])) == UpOptions()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--schedulers", "0"), "--schedulers 0 is not in 1..16"),
+        (("--schedulers", "17"), "--schedulers 17 is not in 1..16"),
+        (("--schedulers", "2", "--port", "65534"), "the last scheduler's port is 65536"),
+        (("--schedulers", "2", "--responses-store", "s"), "--responses-store belongs to one scheduler"),
+        (
+            ("--schedulers", "2", "--connector", "ascend-layerwise", "--worker-callback", "127.0.0.1:7000"),
+            "--worker-callback has one port",
+        ),
+    ],
+)
+def test_what_several_schedulers_cannot_have_is_refused(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse((*flags, "--model", "/m"))
+
+
+def test_several_schedulers_have_the_ports_after_the_shared_one() -> None:
+    one, two = (parse(("--schedulers", number, "--port", "9100", "--model", "/m")) for number in "12")
+
+    assert (one.base_url, one.scheduler_urls) == ("http://127.0.0.1:9100", ("http://127.0.0.1:9100",))
+    assert two.scheduler_urls == ("http://127.0.0.1:9101", "http://127.0.0.1:9102")
+    assert two.base_url == one.base_url

@@ -12,7 +12,7 @@ import openai
 from scheduler.app import build_app
 from scheduler.app_context import AppContext
 from scheduler.http.keys import Keys
-from scheduler.http.server import listen
+from scheduler.http.listener import listen
 from scheduler.http.server import serve as serve_app
 from scheduler.responses_store.sqlite_rows import StoreLimits
 from scheduler.responses_store.sqlite_store import SqliteStore

@@ -273,3 +273,19 @@ async def test_the_admin_socket_is_named_by_the_schedulers_port(model_folder: Pa
 def free_port() -> int:
     """A port nothing listens on now."""
     return free_ports(1)[0]
+
+
+async def test_the_socket_of_a_shared_port_passes_to_another_scheduler() -> None:
+    name = socket_name("127.0.0.1", 0) + secrets.token_hex(8)
+    async with asyncio.timeout(WAIT_S), FakeCluster("PD").serving() as first, FakeCluster("PPD").serving() as second:
+        keeping = [
+            asyncio.create_task(serve_admin_socket(name, one.control.registry, shared=True)) for one in (first, second)
+        ]
+        await until(lambda: _accepts(name))
+        assert len(await ask(name, ASK)) == 3, "one pair of the first"
+        keeping[0].cancel()
+        await asyncio.gather(keeping[0], return_exceptions=True)
+        await until(lambda: _accepts(name))
+        assert len(await ask(name, ASK)) == 5, "two pairs of the second"
+        keeping[1].cancel()
+        await asyncio.gather(keeping[1], return_exceptions=True)

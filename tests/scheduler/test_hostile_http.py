@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from scheduler.app import build_app, open_routes
-from scheduler.http.server import listen
+from scheduler.http.listener import listen
 from scheduler.http.server import serve as serve_app
 from scheduler.model.kind import ModelKind
 from tests.scheduler.conftest import Serve, Served

@@ -14,8 +14,9 @@ from uvicorn.server import ServerState
 from scheduler.http.bad_request import MAX_HEAD_BYTES
 from scheduler.http.drain import Drain
 from scheduler.http.exchange import MAX_DROPPED_BYTES, HttpExchange, Receiving
+from scheduler.http.listener import listen
 from scheduler.http.protocol import SLICE_BYTES, HttpProtocol
-from scheduler.http.server import listen, serve
+from scheduler.http.server import serve
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 300.0

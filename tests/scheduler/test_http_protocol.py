@@ -10,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 from scheduler.http import protocol as http_protocol
 from scheduler.http import server
 from scheduler.http.drain import Drain
-from scheduler.http.server import listen, serve
+from scheduler.http.listener import listen
+from scheduler.http.server import serve
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 300.0

@@ -10,7 +10,7 @@ import pytest
 from scheduler.app import build_app
 from scheduler.config import SchedulerOptions
 from scheduler.http.certificate import read_https
-from scheduler.http.server import listen
+from scheduler.http.listener import listen
 from scheduler.http.server import serve as serve_app
 from security.tls import TlsFiles
 from tests.scheduler.conftest import Serve

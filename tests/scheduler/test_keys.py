@@ -18,7 +18,7 @@ from scheduler.api.gate import Gate
 from scheduler.app import build_app, open_routes
 from scheduler.config import SchedulerConfig, SchedulerOptions, parse
 from scheduler.http.keys import Keys, read_keys
-from scheduler.http.server import listen
+from scheduler.http.listener import listen
 from scheduler.http.server import serve as serve_app
 from scheduler.observability.metrics import Metrics
 from scheduler.request_class import UNCLASSED, RequestClass

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler.app import build_app
 from scheduler.http.drain import Drain
-from scheduler.http.server import listen
+from scheduler.http.listener import listen
+from scheduler.http.server import SharedSocket
 from scheduler.http.server import serve as serve_app
 from testing.scheduler.scripted_dispatcher import ScriptedDispatcher
 from wire.errors import ConfigError, HandoffFailed
@@ -278,3 +279,28 @@ async def test_a_reader_that_stops_reading_is_disconnected(serve: Any, model_fol
         await within(task)
 
         assert served.dispatcher.outcomes == ["cancelled"]
+
+
+async def test_a_shared_socket_is_served_while_this_scheduler_can_serve(serve: Any) -> None:
+    async with serve("hello") as served:
+        bound, shared = (listen("127.0.0.1", 0) for _ in range(2))
+        url, stop, ready = f"http://127.0.0.1:{shared.getsockname()[1]}", asyncio.Event(), asyncio.Event()
+        for_others = shared.dup()
+        task = asyncio.create_task(
+            serve_app(
+                build_app(served.context), bound, served.context.drain, shutdown_timeout_s=DEADLINE_S, stop=stop,
+                shared=SharedSocket(shared, ready.is_set),
+            )
+        )  # fmt: skip
+        async with httpx.AsyncClient(trust_env=False, timeout=DEADLINE_S) as client:
+            early = asyncio.create_task(client.get(f"{url}/health"))
+            assert (await client.get(f"http://127.0.0.1:{bound.getsockname()[1]}/health")).status_code == 200
+            assert not early.done(), "another scheduler may take it, until this one is ready"
+            ready.set()
+            assert (await early).status_code == 200
+        stop.set()
+        await within(task)
+
+        with socket.create_connection(for_others.getsockname()):  # the others' socket still listens
+            for_others.accept()[0].close()
+        for_others.close()
