@@ -95,7 +95,7 @@ class Process:
 
 
 class GuideCluster:
-    """Processes are named `prefill-0`, `decode-0`, ..., `scheduler`. Owns them."""
+    """Processes are named `prefill-0`, `decode-0`, ..., `scheduler`; a test may start `scheduler-1` too. Owns them."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class GuideCluster:
     ) -> None:
         self.folder = folder
         self.names = [f"prefill-{i}" for i in range(len(prefill))] + [f"decode-{i}" for i in range(len(decode))]
-        *self.ports, self.port = free_ports(len(self.names) + 1)
+        *self.ports, self.port, self.second_port = free_ports(len(self.names) + 2)
         self.tables = tables or generate(folder, prefill, decode, self.ports)
         self.flags = ("--model", str(model), "--served-model-name", "tiny", *flags)
         self.processes: dict[str, Process] = {}
@@ -131,7 +131,7 @@ class GuideCluster:
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the guide's variables of one process."""
-        position = [*self.names, "scheduler"].index(name)
+        position = [*self.names, "scheduler"].index("scheduler" if is_scheduler(name) else name)
         return {
             "GLOBAL_RANK_TABLE_FILE_PATH": str(self.tables.global_path),
             "RANK_TABLE_FILE_PATH": str(self.tables.local_paths[position]),
@@ -142,7 +142,8 @@ class GuideCluster:
     def start(self, *names: str, env: Mapping[str, str] | None = None, flags: Sequence[str] = ()) -> Process:
         """Start processes in this order (all, instances first, by default); return the last."""
         for name in names or (*self.names, "scheduler"):
-            port = self.port if name == "scheduler" else self.ports[self.names.index(name)]
+            own = {"scheduler": self.port, "scheduler-1": self.second_port}
+            port = own[name] if name in own else self.ports[self.names.index(name)]
             where = ("--host=0.0.0.0", f"--port={port}")
             if name in self.processes:
                 self.retired.append(self.processes[name])
@@ -205,7 +206,8 @@ class GuideCluster:
         processes = [*self.processes.values(), *self.retired]
         below = [process for one in processes for process in one.descendants()]
         statuses = {}
-        for names in ({"scheduler"} & self.processes.keys(), self.processes.keys() - {"scheduler"}):
+        schedulers = set(filter(is_scheduler, self.processes))
+        for names in (schedulers, self.processes.keys() - schedulers):
             for name in names:
                 self.processes[name].send(signal.SIGTERM)
             for name in names:
@@ -220,3 +222,8 @@ class GuideCluster:
         self.processes.clear()
         assert not left, f"processes left over: {left}"
         return statuses
+
+
+def is_scheduler(name: str) -> bool:
+    """Return whether a process of this name is a scheduler."""
+    return name.startswith("scheduler")

@@ -55,7 +55,8 @@ What each row asserts:
 
 With only one P and one D (tests/faults/test_losses.py) the client gets an error with a message, before the first token.
 Processes that are slow but not gone, and one that is gone while another is slow: tests/faults/test_slow.py, with the
-limits of silence in service.
+limits of silence in service. Two schedulers on the same instances, of which one is killed or stopped past its lease, or
+both race for a small pool: tests/faults/test_several_schedulers.py.
 
 The limits are the test's, not those in service: lease {LEASE_S:g} s (10 s in service), a frozen process is given up
 after {SILENCE_S:g} s of silence (6 s in service). So the milliseconds show which limit was waited for, not the speed
