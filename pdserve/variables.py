@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from engine.fused.area import VARIABLE as WEIGHTS_FD
+from scheduler.http.listener import SHARED_VARIABLE as SHARED_SOCKET
 from telemetry.start_marks import VARIABLE as START_PIPE
 from wire.errors import ConfigError
 
@@ -29,7 +30,7 @@ STATE_FILE: Final = "PDSERVE_STATE_FILE"
 """The same as in scheduler/observability/replacements.py."""
 _OTHERS: Final = frozenset((  # read by deploy/compose.yaml and scripts/, or set by a parent
     "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", PARENT_PIPE, START_PIPE,
-    STATE_FILE, WEIGHTS_FD,
+    SHARED_SOCKET, STATE_FILE, WEIGHTS_FD,
 ))  # fmt: skip
 _TEST_PREFIX: Final = "PDSERVE_TEST"
 # Set by Kubernetes in each container for a service whose name begins with pdserve.
