@@ -60,7 +60,7 @@ def test_two_instances_need_a_transport_that_reaches(
     assert reported is None if words is None else reported is not None and words in reported
 
 
-def test_workers_of_another_engine_are_never_paired_with_our_instances() -> None:
+def test_workers_of_another_engine_never_pair_with_our_instances() -> None:
     pairs = KvPairs()
     for index, (role, address) in enumerate(itertools.product((Role.PREFILL, Role.DECODE), ("http://w:1", "h:1"))):
         described = describe(index, role, endpoints=offers("tcp"))
