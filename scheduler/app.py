@@ -208,7 +208,7 @@ def _handler_of(route: Route, context: AppContext) -> Handler:
             if wanted is not None and (view := context.metrics.view) is not None:
                 request.scope["state"]["load_report"] = report_of(wanted, view)
             tenant = str(request.scope["state"].get("tenant", ""))
-            request_class = context.class_of(tenant, header_of(request.scope, CLASS_HEADER.encode()))
+            request_class = context.class_of(tenant, header_of(request.scope, CLASS_HEADER))
             request.scope["state"]["request_class"] = request_class
             context.dispatcher.check_room(tenant, request_class)
         return cast("Response", await route.endpoint(context, request))

@@ -216,7 +216,7 @@ class SchedulerOptions:
         chosen = {Role.PREFILL: self.when_prefill_is_gone, Role.DECODE: self.when_decode_is_gone}
         return frozenset(role for role, choice in chosen.items() if choice == "local")
 
-    def classes(self) -> dict[str, RequestClass]:
+    def classes(self) -> Mapping[str, RequestClass]:
         """Return the classes of requests by name. Raises ConfigError."""
         return parse_classes(self.request_classes)
 

@@ -1,12 +1,14 @@
 """Classes of requests: named limits of the first token and of gaps, which API keys may use. Pure."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import ConfigError, InvalidRequest
 
-CLASS_HEADER = "x-pdserve-class"
+CLASS_HEADER = b"x-pdserve-class"
 _LIMITS = ("ttft", "gap")
 
 
@@ -23,7 +25,8 @@ UNCLASSED = RequestClass()
 """Of requests that name no class and whose key has none."""
 
 
-def parse_classes(texts: Sequence[str]) -> dict[str, RequestClass]:
+@functools.cache
+def parse_classes(texts: tuple[str, ...]) -> Mapping[str, RequestClass]:
     """Return the classes of texts such as `interactive:ttft=2:gap=0.05`, by name. Raises ConfigError."""
     classes = dict[str, RequestClass]()
     for text in texts:
@@ -36,7 +39,7 @@ def parse_classes(texts: Sequence[str]) -> dict[str, RequestClass]:
         if not given or len(given) < len(pairs):
             raise ConfigError(f"--request-classes {text!r} is not NAME with ttft or gap, such as batch:ttft=60:gap=1")
         classes[name] = RequestClass(name, given.get("ttft"), given.get("gap"))
-    return classes
+    return MappingProxyType(classes)
 
 
 def _seconds(text: str, key: str, value: str) -> float:
@@ -45,7 +48,7 @@ def _seconds(text: str, key: str, value: str) -> float:
     except ValueError:
         seconds = math.nan
     if key not in _LIMITS or not 0 < seconds <= 3600:
-        raise ConfigError(f"--request-classes {text!r}: {key}={value} is not ttft or gap in seconds, from 0 to 3600")
+        raise ConfigError(f"--request-classes {text!r}: {key}={value} is not ttft or gap in seconds, above 0 and at most 3600")
     return seconds
 
 
@@ -58,5 +61,5 @@ def class_named(name: str | None, classes: Mapping[str, RequestClass], allowed: 
         return classes[allowed[0]] if allowed else UNCLASSED
     if name not in allowed:
         may_use = f"this API key may use {', '.join(allowed)}" if allowed else "this API key may use none"
-        raise InvalidRequest(f"X-Pdserve-Class {name[:40]!r}: {may_use}", CLASS_HEADER)
+        raise InvalidRequest(f"X-Pdserve-Class {name[:40]!r}: {may_use}", CLASS_HEADER.decode())
     return classes[name]

@@ -27,11 +27,18 @@ def test_one_request_takes_what_its_steps_cost() -> None:
     assert served.last - served.first == pytest.approx(0.004 + 63 * 0.0139, abs=1e-6)
 
 
+def test_a_long_prompt_is_computed_in_chunks_within_the_limit_of_gaps() -> None:
+    stream, long = simulate(Shape([C], COST, gap_limit_s=0.1), [TraceRequest(0.0, 64, 100), TraceRequest(0.3, 2048, 2)])
+
+    assert 0.05 < stream.longest_gap_s <= 0.1
+    assert long.ttft_s > 2048 * 0.0014
+
+
 @pytest.mark.parametrize("roles", [[C], [P, D]], ids=["combined", "pair"])
 @pytest.mark.parametrize(
     ("limits", "shortest_s"), [((None,), 0.1), ((0.05,), 0.05), ((0.5,), 0.5), ((0.05, 0.5), 0.05), ((None, 0.5), 0.1)]
 )
-def test_a_long_prompt_is_computed_in_chunks_within_the_limit_of_gaps(
+def test_chunks_keep_the_shortest_limit_of_the_streams_beside_them(
     roles: list[Role], limits: tuple[float | None, ...], shortest_s: float
 ) -> None:
     """Beside streams of these classes, the first one's limit the shortest; without one `--gap-limit` counts."""
