@@ -9,11 +9,11 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 
-from engine.batcher import BatchLimits, Streams, paced, plan_step
 from engine.step_costs import StepCosts
 from scheduler.load.prefixes import Prefixes, chain_of
 from simulation.prompt import Behaviour, SimulatedPrompt, simulated_finish, simulated_token, simulated_vector
 from simulation.session import SimulatedSession
+from simulation.step import PlannedStep, gap_limit, plan, seconds
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
 from wire.event_sink import EventSink
 from wire.held_role import HeldRole
@@ -40,23 +40,6 @@ from wire.messages import (
 )
 from wire.turns import Turns
 from wire.types import FinishReason, InstanceDescription, PromptState, StageTimes, Ticket, TokenOutput
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _PlannedStep:
-    """The prompts that decode in a step, the number of their sequences, and the chunks with their numbers of tokens."""
-
-    decoding: Sequence[SimulatedPrompt]
-    num_decoding: int
-    chunks: Sequence[tuple[SimulatedPrompt, int]]
-
-    @property
-    def num_chunk_tokens(self) -> int:
-        return sum(count for _, count in self.chunks)
-
-    @property
-    def tokens(self) -> int:
-        return self.num_decoding + self.num_chunk_tokens
 
 
 class SimulatedInstance:
@@ -126,7 +109,7 @@ class SimulatedInstance:
             step_base_s=self._costs.now.base_s,
             step_sequence_s=self._costs.now.sequence_s,
             step_token_s=self._costs.now.token_s,
-            gap_limit_s=self._gap_limit()[0],
+            gap_limit_s=gap_limit(prompts, self.behaviour.gap_limit_s)[0],
         )
 
     def get_stuck(self) -> None:
@@ -269,45 +252,17 @@ class SimulatedInstance:
     def _schedule_step(self) -> None:
         if self._next_step is not None or self.behaviour.stuck:
             return
-        step = self._plan_step()
+        step = plan(self.prompts.values(), self.description, self.behaviour, self._costs)
         if step.tokens:
-            self._next_step = asyncio.get_running_loop().call_later(self._seconds(step), self._step, step)
+            self._next_step = asyncio.get_running_loop().call_later(seconds(step, self.behaviour), self._step, step)
 
-    def _plan_step(self) -> _PlannedStep:
-        """Choose what the next step computes, as the engine does."""
-        description, prompts = self.description, tuple(self.prompts.values())
-        decoding = [prompt for prompt in prompts if prompt.stage == "decoding"][: self.behaviour.max_running]
-        waiting = [prompt for prompt in prompts if prompt.stage == "waiting"]
-        num_decoding = sum(len(prompt.outputs) - len(prompt.ended) for prompt in decoding)
-        chunk, costs = description.prefill_chunk_size, self._costs
-        limits = BatchLimits(description.max_num_seqs, description.max_num_seqs + chunk, chunk)
-        if self.behaviour.cost is not None:
-            streams = Streams(num_decoding, *self._gap_limit())
-            limits = paced(limits, costs.now, streams, costs.longest_chunk)
-        counts = plan_step([1] * num_decoding + [prompt.num_tokens - prompt.computed for prompt in waiting], limits)
-        chunks = [(prompt, count) for prompt, count in zip(waiting, counts[num_decoding:], strict=True) if count]
-        return _PlannedStep(decoding, num_decoding, chunks)
-
-    def _gap_limit(self) -> tuple[float, bool]:
-        """Return the shortest limit of gaps among its streams, those on their way included, and whether any are."""
-        own_s, prompts = self.behaviour.gap_limit_s, self.prompts.values()
-        streams = [prompt for prompt in prompts if prompt.stage in ("decoding", "reserved")]
-        limits = [(prompt.state.gap_limit_s if prompt.state else 0.0) or own_s for prompt in streams]
-        return min(limits, default=own_s), any(prompt.stage == "reserved" for prompt in streams)
-
-    def _seconds(self, step: _PlannedStep) -> float:
-        cost = self.behaviour.cost
-        if cost is None:
-            return self.behaviour.step_s
-        return cost.decode_s(step.num_decoding) + cost.token_s * step.num_chunk_tokens
-
-    def _step(self, step: _PlannedStep) -> None:
+    def _step(self, step: PlannedStep) -> None:
         self._next_step = None
         if self.behaviour.stuck:
             return
         self.steps += 1
         if self.behaviour.cost is not None:
-            self._costs.measure(step.num_decoding, step.num_chunk_tokens, self._seconds(step))
+            self._costs.measure(step.num_decoding, step.num_chunk_tokens, seconds(step, self.behaviour))
         running = [prompt for prompt in step.decoding if self._is_here(prompt)]
         prefilled = self._compute(step.chunks)
         steps: dict[EventSink, tuple[list[TokenOutput], list[tuple[str, StageTimes]]]] = {
