@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.guide import GuideCluster
+from tests.cluster.pdserve_command import Pdserve
 from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_tokenizer
 
 ENGINE_FLAGS = ("--dtype=float32", "--kv-cache-memory=16MiB", "--block-size=16")
@@ -51,6 +52,15 @@ def fake_cluster(tmp_path_factory: pytest.TempPathFactory, fake_model: Path) -> 
         cluster.start("decode-0", flags=("--chat-template=t",))
         cluster.wait_ready()
         yield cluster
+
+
+@pytest.fixture
+def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
+    """The command with a run folder of its own, which it has left empty at the end."""
+    command = Pdserve(tmp_path / "run", fake_model)
+    yield command
+    assert command("down").returncode == 0
+    assert command.folder.read() is None
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,13 +15,6 @@ from tests.security.certificates import Authority
 pytestmark = pytest.mark.cluster
 KEY = "sk-cluster-0123456789abcdef"
 QUESTION = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
-
-
-@pytest.fixture
-def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
-    command = Pdserve(tmp_path / "run", fake_model)
-    yield command
-    assert command("down").returncode == 0
 
 
 def _shown(pdserve: Pdserve) -> str:

@@ -3,8 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +13,6 @@ from wire.errors import Unavailable
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0}
-
-
-@pytest.fixture
-def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
-    command = Pdserve(tmp_path / "run", fake_model)
-    yield command
-    assert command("down").returncode == 0
-    assert command.folder.read() is None
 
 
 def own_client(pdserve: Pdserve, name: str) -> Client:

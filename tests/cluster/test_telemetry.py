@@ -2,7 +2,6 @@
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ NAMES = (
     "admission_rejections_total", "request_num_preemptions_bucket",
 )  # fmt: skip
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-
-
-@pytest.fixture
-def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
-    command = Pdserve(tmp_path / "run", fake_model)
-    yield command
-    assert command("down").returncode == 0
 
 
 def _ask(pdserve: Pdserve) -> str:

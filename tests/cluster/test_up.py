@@ -15,14 +15,6 @@ from tests.kvtransfer.rig import until
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture
-def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
-    command = Pdserve(tmp_path / "run", fake_model)
-    yield command
-    assert command("down").returncode == 0
-    assert command.folder.read() is None
-
-
 @pytest.fixture(scope="module")
 def detached(tmp_path_factory: pytest.TempPathFactory, fake_model: Path) -> Iterator[Pdserve]:
     """One cluster in the background, for the tests that only need a running one."""

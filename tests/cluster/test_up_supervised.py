@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +20,6 @@ pytestmark = pytest.mark.cluster
 ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
 PHASES = ["process", "weights", "session", "serving"]
 LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "ignore_eos": True}
-
-
-@pytest.fixture
-def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
-    command = Pdserve(tmp_path / "run", fake_model)
-    yield command
-    assert command("down").returncode == 0
-    assert command.folder.read() is None
 
 
 @pytest.fixture
