@@ -17,9 +17,10 @@ from engine.grammar.interface import Grammar
 from engine.pooling_settings import PoolingSettings
 from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
+from wire.description import ModelIdentity
 from wire.kv_layout import ITEM_BYTES, PoolLayout
 from wire.load import LoadSnapshot
-from wire.types import ModelIdentity, PromptLogprobs, PromptState, TokenOutput
+from wire.types import PromptLogprobs, PromptState, TokenOutput
 
 Embeddings = bytes | memoryview
 """Of one image: [count, hidden_size] values of the engine's dtype, row by row, which stand for its tokens."""

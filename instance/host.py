@@ -26,11 +26,12 @@ from instance.sessions import Sessions
 from instance.workers import Workers
 from native.ticker import run_time, starved_s
 from telemetry.logs import EventLogger
+from wire.description import InstanceDescription
 from wire.errors import Draining
 from wire.held_role import HeldRole
 from wire.load import LoadSnapshot
 from wire.messages import MeasureLink, OpenSession, SessionOpen, SetRole, TableRead
-from wire.types import PROTOCOL_VERSION, InstanceDescription, Role
+from wire.types import PROTOCOL_VERSION, Role
 
 if TYPE_CHECKING:
     from engine.grammar.store import GrammarStore

@@ -22,8 +22,9 @@ from rpc.grpc_connection import GrpcConnection
 from scheduler.membership.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
 from security.tls import TlsFiles, tls_files
 from security.trust import Trust, find_trust
+from wire.description import InstanceDescription
 from wire.errors import ConfigError, Incompatible, PdserveError
-from wire.types import InstanceDescription, Role
+from wire.types import Role
 
 _TIMEOUT_S = 3.0
 Answer = InstanceDescription | PdserveError

@@ -20,10 +20,10 @@ from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
 from wire.convert import description_from_pb
 from wire.convert_messages import command_to_pb, event_from_pb
+from wire.description import InstanceDescription
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, Loading, PdserveError
 from wire.messages import Command, Event, OpenSession, PromptCommand, Refused
 from wire.prompt_images import MAX_IMAGE_BYTES, num_data_bytes
-from wire.types import InstanceDescription
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it
 _UNREACHED, _BROKEN = "failed to connect to all addresses", ("Socket closed", "recvmsg:", "sendmsg:")

@@ -20,6 +20,7 @@ from scheduler.prompt_on_instance import PromptOnInstance, PromptStep, SessionLo
 from scheduler.starvation import Slowness
 from telemetry.logs import EventLogger
 from wire.connection import Session
+from wire.description import InstanceDescription
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.load import LoadSnapshot
 from wire.messages import (
@@ -42,7 +43,7 @@ from wire.messages import (
 )
 from wire.shared_limits import progress_limit
 from wire.step_cost import StepCost
-from wire.types import InstanceDescription, Role
+from wire.types import Role
 
 _log = EventLogger("instances")
 

@@ -15,8 +15,9 @@ from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.registry import Registry
 from scheduler.workers.connectors import PATHS
+from wire.description import InstanceDescription
 from wire.shared_limits import hold_limit
-from wire.types import InstanceDescription, Role
+from wire.types import Role
 
 Pair = tuple[int | None, int]
 _Epochs = tuple[int | None, ...]

@@ -27,9 +27,10 @@ from scheduler.membership.worker_groups import WorkerGroups
 from scheduler.membership.worker_ranks import WorkerRanks
 from scheduler.view import TableView
 from telemetry.logs import EventLogger
+from wire.description import InstanceDescription
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Unavailable
 from wire.messages import OpenSession
-from wire.types import InstanceDescription, Role
+from wire.types import Role
 
 _log = EventLogger("registry")
 

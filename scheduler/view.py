@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from scheduler.finished_requests import FinishedRequests
+from wire.description import InstanceDescription
 from wire.load import LoadSnapshot
-from wire.types import InstanceDescription, Role
+from wire.types import Role
 
 
 @dataclass(frozen=True, slots=True)

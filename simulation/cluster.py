@@ -12,10 +12,11 @@ from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.registry import Registry
 from simulation.instance import SimulatedInstance
 from simulation.prompt import Behaviour
+from wire.description import InstanceDescription, ModelIdentity
 from wire.inprocess import InProcessConnection
 from wire.kv_layout import KvTensor
 from wire.step_cost import StepCost
-from wire.types import PROTOCOL_VERSION, InstanceDescription, ModelIdentity, Role
+from wire.types import PROTOCOL_VERSION, Role
 
 _READY_S = 60.0
 _VOCABULARY = 1 << 20

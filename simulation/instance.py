@@ -14,6 +14,7 @@ from scheduler.load.prefixes import Prefixes, chain_of
 from simulation.prompt import Behaviour, SimulatedPrompt, simulated_finish, simulated_token, simulated_vector
 from simulation.session import SimulatedSession
 from simulation.step import PlannedStep, gap_limit, plan, seconds
+from wire.description import InstanceDescription
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
 from wire.event_sink import EventSink
 from wire.held_role import HeldRole
@@ -39,7 +40,7 @@ from wire.messages import (
     Step,
 )
 from wire.turns import Turns
-from wire.types import FinishReason, InstanceDescription, PromptState, StageTimes, Ticket, TokenOutput
+from wire.types import FinishReason, PromptState, StageTimes, Ticket, TokenOutput
 
 
 class SimulatedInstance:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from engine.batcher import BatchLimits, Streams, paced, plan_step
 from engine.step_costs import StepCosts
 from simulation.prompt import Behaviour, SimulatedPrompt
-from wire.types import InstanceDescription
+from wire.description import InstanceDescription
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ HTTP API of vLLM workers (`scheduler/workers/connection.py`), implements only th
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from wire.description import InstanceDescription
 from wire.errors import InvalidRequest
 from wire.messages import Command, Event, OpenSession
-from wire.types import InstanceDescription
 
 
 class Session(Protocol):

@@ -18,22 +18,12 @@ from wire.convert_params import (
     params_from_pb,
     params_to_pb,
 )
+from wire.description import InstanceDescription, ModelIdentity
 from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
 from wire.load import LinkStatus, LoadSnapshot
 from wire.plain_message import PlainMessage
-from wire.types import (
-    FinishReason,
-    InstanceDescription,
-    KvEndpoint,
-    ModelIdentity,
-    PromptImage,
-    PromptState,
-    Role,
-    StageTimes,
-    Ticket,
-    TokenOutput,
-)
+from wire.types import FinishReason, KvEndpoint, PromptImage, PromptState, Role, StageTimes, Ticket, TokenOutput
 
 E = TypeVar("E", bound=StrEnum)
 MAX_DESCRIPTION_BYTES = 16 * 2**20

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 from wire.check_prompt import check_prompt
 from wire.connection import InstanceService, ServedSession
+from wire.description import InstanceDescription
 from wire.errors import InstanceLost, InvalidRequest
 from wire.messages import Command, Event, OpenSession, PromptCommand
-from wire.types import InstanceDescription
 
 
 class InProcessConnection:

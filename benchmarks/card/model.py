@@ -11,8 +11,8 @@ from engine.decode_graphs import graph_rows, num_spare_blocks
 from engine.device_modules import replace_modules
 from engine.interface import EngineInfo
 from engine.torch_model import TorchModel
+from wire.description import ModelIdentity
 from wire.kv_layout import KvTensor, PoolLayout
-from wire.types import ModelIdentity
 
 
 def make_network(shape: Shape, device: Device, attention: str) -> torch.nn.Module:

@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.front_door.addresses import DEVICE_IDS, HOST, ROLES
 from rpc.grpc_server import GrpcServer
 from simulation.instance import SimulatedInstance
+from wire.description import InstanceDescription, ModelIdentity
 from wire.kv_layout import KvTensor
-from wire.types import PROTOCOL_VERSION, InstanceDescription, ModelIdentity, Role
+from wire.types import PROTOCOL_VERSION, Role
 
 VOCAB = 49_000  # below the default model's 49,152
 MAX_LEN = 8_192

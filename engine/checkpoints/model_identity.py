@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wire.description import ModelIdentity
 from wire.errors import ConfigError
-from wire.types import ModelIdentity
 
 _SAMPLE_BYTES = 64 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit

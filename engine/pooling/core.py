@@ -15,10 +15,11 @@ from engine.pooling.encoder import Encoder
 from engine.pooling.vectors import check_kind, check_numbers, check_one_answer, check_sizes
 from engine.watched import Guard
 from telemetry.logs import EventLogger
+from wire.description import ModelIdentity
 from wire.errors import InternalError, InvalidRequest, PromptTooLong
 from wire.kv_layout import KvTensor, PoolLayout
 from wire.load import LoadSnapshot
-from wire.types import FinishReason, ModelIdentity, PromptState, TokenOutput
+from wire.types import FinishReason, PromptState, TokenOutput
 
 _log = EventLogger("engine")
 

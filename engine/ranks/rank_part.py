@@ -35,9 +35,9 @@ from engine.sharding.hooks import num_reductions
 from engine.torch_model import TorchModel
 from native.ranks import RanksLibrary
 from native.ranks import load as load_sum
+from wire.description import ModelIdentity
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, head_range
-from wire.types import ModelIdentity
 
 SHARED = "shared"
 """The name of the sum in shared memory; other names are those of process groups: engine/ranks/sums.py."""

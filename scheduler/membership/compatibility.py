@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from wire.description import InstanceDescription
 from wire.errors import Incompatible
 from wire.kv_layout import MAX_RANKS, describe_difference
-from wire.types import PROTOCOL_VERSION, InstanceDescription, Role
+from wire.types import PROTOCOL_VERSION, Role
 
 SameHost = Callable[[str, str], bool]
 

@@ -10,7 +10,8 @@ from enum import Enum
 
 from scheduler.membership.compatibility import ExpectedInstance
 from telemetry.logs import EventLogger
-from wire.types import InstanceDescription, Role
+from wire.description import InstanceDescription
+from wire.types import Role
 
 _log = EventLogger("registry")
 

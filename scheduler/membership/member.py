@@ -12,10 +12,10 @@ from scheduler.membership.compatibility import ExpectedInstance
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.connection import Connection, Session
+from wire.description import InstanceDescription
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Loading, PdserveError, Unavailable
 from wire.load import LoadSnapshot
 from wire.messages import Event, OpenSession, RoleHeld, SessionOpen, SetRole
-from wire.types import InstanceDescription
 
 _log = EventLogger("registry")
 

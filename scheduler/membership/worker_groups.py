@@ -7,8 +7,9 @@ none is accepted before workers of its group can serve.
 from collections.abc import Collection
 
 from scheduler.membership.compatibility import ExpectedInstance, check_workers
+from wire.description import InstanceDescription
 from wire.errors import Unavailable
-from wire.types import InstanceDescription, Role
+from wire.types import Role
 
 _Group = tuple[str, str, int]
 

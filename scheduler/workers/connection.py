@@ -27,10 +27,11 @@ from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load, 
 from scheduler.workers.served_model import read_cards
 from scheduler.workers.session import WorkerSession
 from scheduler.workers.transfers import HeldKv, MooncakeKv, PushedKv, Transfer
+from wire.description import ForeignWorker, InstanceDescription, ModelIdentity
 from wire.errors import ConfigError, Incompatible, InstanceLost
 from wire.load import LoadSnapshot
 from wire.messages import OpenSession
-from wire.types import PROTOCOL_VERSION, ForeignWorker, InstanceDescription, KvEndpoint, ModelIdentity, Role
+from wire.types import PROTOCOL_VERSION, KvEndpoint, Role
 
 if TYPE_CHECKING:
     from scheduler.workers.callbacks import Callbacks, Expect

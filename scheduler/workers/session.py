@@ -35,6 +35,7 @@ from scheduler.workers.request_body import check_prompt, continued_ids, generate
 from scheduler.workers.transfers import HeldKv, Transfer
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
+from wire.description import InstanceDescription
 from wire.errors import (
     DeadlineExceeded,
     HandoffFailed,
@@ -61,7 +62,7 @@ from wire.messages import (
     SessionOpen,
     Step,
 )
-from wire.types import InstanceDescription, PromptState, TokenOutput
+from wire.types import PromptState, TokenOutput
 
 if TYPE_CHECKING:
     from scheduler.workers.callbacks import Callback, Expect

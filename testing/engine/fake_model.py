@@ -20,8 +20,9 @@ from engine.sampling.counter_hash import hash64
 from engine.step import BatchSequence, PendingStep, SampleRow, StepBatch, StepOutput
 from testing.engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
 from testing.engine.fake_queue import LaunchQueue
+from wire.description import ModelIdentity
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank, ranks_holding
-from wire.types import ModelIdentity, SamplingParams
+from wire.types import SamplingParams
 
 _HEAD_STEP = 0x9E3779B97F4A7C15  # odd, so heads differ in every byte's low bits and upwards
 

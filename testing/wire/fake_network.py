@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from wire.connection import InstanceService, Session
+from wire.description import InstanceDescription
 from wire.errors import DeadlineExceeded, InstanceLost
 from wire.inprocess import InProcessConnection
 from wire.messages import Command, Event, OpenSession
-from wire.types import InstanceDescription
 
 
 class FakeNetwork:

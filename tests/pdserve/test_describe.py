@@ -22,9 +22,10 @@ from security.tls import TlsFiles
 from security.trust import Trust
 from simulation.instance import SimulatedInstance
 from tests.security.certificates import Authority
+from wire.description import InstanceDescription, ModelIdentity
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor
-from wire.types import PROTOCOL_VERSION, InstanceDescription, KvEndpoint, ModelIdentity, Role
+from wire.types import PROTOCOL_VERSION, KvEndpoint, Role
 
 HOST = "127.0.0.1"
 SECRET = Secret(b"the-cluster-secret-of-the-tests-" * 2)

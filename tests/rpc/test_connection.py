@@ -14,6 +14,7 @@ from rpc.grpc_server import GrpcServer
 from simulation.instance import SimulatedInstance
 from tests.rpc.reach import Reach, in_process, over_grpc
 from wire.connection import Connection, Session
+from wire.description import InstanceDescription, ModelIdentity
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, Loading
 from wire.kv_layout import KvTensor
 from wire.messages import (
@@ -32,8 +33,6 @@ from wire.prompt_images import MAX_IMAGE_BYTES
 from wire.types import (
     PROTOCOL_VERSION,
     FinishReason,
-    InstanceDescription,
-    ModelIdentity,
     Pooling,
     PromptImage,
     PromptState,

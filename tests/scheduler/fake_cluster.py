@@ -19,16 +19,9 @@ from simulation.instance import SimulatedInstance
 from simulation.prompt import simulated_token
 from testing.wire.fake_network import FakeNetwork
 from tests.scheduler.virtual_time import until
+from wire.description import InstanceDescription, ModelIdentity
 from wire.kv_layout import KvTensor
-from wire.types import (
-    PROTOCOL_VERSION,
-    FinishReason,
-    InstanceDescription,
-    ModelIdentity,
-    Role,
-    SamplingParams,
-    TokenOutput,
-)
+from wire.types import PROTOCOL_VERSION, FinishReason, Role, SamplingParams, TokenOutput
 
 TABLE_DIGEST = "7ab1e"
 VOCAB = 1000

@@ -12,9 +12,9 @@ from simulation.prompt import SimulatedPrompt
 from simulation.session import SimulatedSession
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
+from wire.description import InstanceDescription
 from wire.errors import DeadlineExceeded
 from wire.messages import Command, Prefill, Reserve
-from wire.types import InstanceDescription
 
 FIVE_BLOCKS = tuple(range(80))
 

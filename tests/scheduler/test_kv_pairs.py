@@ -16,10 +16,11 @@ from simulation.instance import SimulatedInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
 from tests.scheduler.test_link_probe import measured
 from tests.scheduler.virtual_time import until, virtual
+from wire.description import ForeignWorker, InstanceDescription
 from wire.errors import Unavailable
 from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import MeasureLink, Prefill
-from wire.types import ForeignWorker, InstanceDescription, KvEndpoint, Role
+from wire.types import KvEndpoint, Role
 
 PROMPT = (1, 2, 3, 4, 5)
 APART = "prefill-0 has shm and decode-0 has tcp"

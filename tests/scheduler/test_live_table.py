@@ -21,8 +21,9 @@ from tests.scheduler.fake_cluster import (
     request,
 )
 from tests.scheduler.virtual_time import until, virtual
+from wire.description import ModelIdentity
 from wire.errors import Unavailable
-from wire.types import ModelIdentity, Role
+from wire.types import Role
 
 PROMPT = (1, 2, 3)
 NEW_DIGEST = "7ab1e2"

@@ -13,10 +13,11 @@ from telemetry.capped_logs import LINES
 from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, describe, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.connection import Connection, Session
+from wire.description import InstanceDescription, ModelIdentity
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Loading, PdserveError, Unavailable
 from wire.kv_layout import KvTensor
 from wire.messages import OpenSession
-from wire.types import PROTOCOL_VERSION, InstanceDescription, KvEndpoint, ModelIdentity, Role
+from wire.types import PROTOCOL_VERSION, KvEndpoint, Role
 
 PROMPT = (1, 2, 3)
 

@@ -10,10 +10,11 @@ from simulation.instance import SimulatedInstance
 from simulation.prompt import SimulatedPrompt
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
+from wire.description import InstanceDescription
 from wire.errors import DeadlineExceeded, InstanceLost
 from wire.event_sink import EventSink
 from wire.messages import Cancel, Event, Failed, HandedOff, Prefill, Reserve, Step
-from wire.types import FinishReason, InstanceDescription, Role
+from wire.types import FinishReason, Role
 
 PROMPT = (5, 6, 7)
 LOST = "the link to its peer broke"

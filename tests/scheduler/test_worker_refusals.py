@@ -27,9 +27,10 @@ from testing.vllm_worker.worker import FakeVllmWorker
 from tests.scheduler.fake_cluster import TABLE_DIGEST, control_over, describe
 from tests.scheduler.virtual_time import until, virtual
 from tests.scheduler.worker_cluster import ROLES, SETTINGS
+from wire.description import InstanceDescription, ModelIdentity
 from wire.errors import Incompatible, NoCapacity, Unavailable
 from wire.messages import OpenSession, RoleHeld
-from wire.types import InstanceDescription, KvEndpoint, ModelIdentity, Role
+from wire.types import KvEndpoint, Role
 
 HTML = b"<html>It works!</html>"
 FOREIGN: dict[str, tuple[WorkerSettings | None, str]] = {

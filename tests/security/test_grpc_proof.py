@@ -25,10 +25,11 @@ from telemetry.capped_logs import LINES, WINDOW_S
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
 from wire.connection import InstanceService
+from wire.description import InstanceDescription, ModelIdentity
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, PdserveError
 from wire.kv_layout import KvTensor
 from wire.messages import OpenSession
-from wire.types import PROTOCOL_VERSION, InstanceDescription, ModelIdentity, Role
+from wire.types import PROTOCOL_VERSION, Role
 
 DEADLINE_S = 300.0
 DESCRIPTION = InstanceDescription(

@@ -21,6 +21,7 @@ from wire.convert import (
     read_prompt,
 )
 from wire.convert_messages import command_from_pb, command_to_pb, event_from_pb, event_to_pb
+from wire.description import InstanceDescription, ModelIdentity
 from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
 from wire.load import LinkStatus, LoadSnapshot
@@ -54,9 +55,7 @@ from wire.types import (
     Beam,
     BeamSearch,
     FinishReason,
-    InstanceDescription,
     KvEndpoint,
-    ModelIdentity,
     Pooling,
     PromptImage,
     PromptLogprobs,
