@@ -1,4 +1,4 @@
-"""What an instance says of itself, before anything is sent to it."""
+"""The description of an instance, which it returns before a session is opened."""
 
 from dataclasses import dataclass
 
