@@ -29,7 +29,8 @@ class Shape:
 
     A hand-off takes `send_s`, plus `send_token_s` for each token of its prompt. `compare_paths` stands for the
     scheduler's `--path auto`, `follow_load` for `--roles auto`, and `ttft_limit_s` for `--ttft-limit`, 0 for none.
-    Everything that instances report arrives `load_lag_s` later.
+    Everything that instances report arrives `load_lag_s` later. Each of several schedulers has its own session with
+    every instance; the first one changes roles.
     """
 
     roles: Sequence[Role]
@@ -46,6 +47,7 @@ class Shape:
     load_lag_s: float = 0.0
     ttft_limit_s: float = 0.0
     caches_prefixes: bool = True
+    num_schedulers: int = 1
 
     def comparing_paths(self) -> "Shape":
         """Return the same cluster with `--path auto`."""
@@ -53,7 +55,7 @@ class Shape:
 
 
 class SimulatedCluster:
-    """Owner of the instances and of the control plane over them."""
+    """Owner of the instances and of the control plane of each scheduler over them."""
 
     def __init__(self, shape: Shape, *, seed: int = 0) -> None:
         """`seed` makes the registry's random waits repeatable."""
@@ -82,26 +84,35 @@ class SimulatedCluster:
             ttft_limit_s=shape.ttft_limit_s,
             starved=_never_starved,
         )
+        self.controls = [self._control(f"simulated-{i}", limits, seed + i) for i in range(shape.num_schedulers)]
+
+    @property
+    def control(self) -> Control:
+        """The control plane of the first scheduler."""
+        return self.controls[0]
+
+    def _control(self, scheduler_id: str, limits: ControlLimits, seed: int) -> Control:
         registry = Registry(
-            self._expected, self._connect, table_digest="", scheduler_id="simulated", epoch=1, limits=limits,
+            self._expected, self._connect, table_digest="", scheduler_id=scheduler_id, epoch=1, limits=limits,
             rng=random.Random(seed),  # noqa: S311 - no secret
         )  # fmt: skip
-        self.control = Control(registry, limits, id_prefix="simulated")
+        return Control(registry, limits, id_prefix=scheduler_id)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Connect to all instances and run the control plane."""
-        registry = self.control.registry
-        running = [asyncio.create_task(registry.run())]
+        """Connect to all instances and run the control planes."""
+        registries = [control.registry for control in self.controls]
+        running = [asyncio.create_task(registry.run()) for registry in registries]
         if self._shape.follow_load:
             running.append(asyncio.create_task(self.control.roles.run()))
         try:
             async with asyncio.timeout(_READY_S):
-                while registry.missing():  # noqa: ASYNC110 - the time is virtual
+                while any(registry.missing() for registry in registries):  # noqa: ASYNC110 - the time is virtual
                     await asyncio.sleep(0.01)
             yield
         finally:
-            await self.control.dispatch.close(0.0)
+            for control in self.controls:
+                await control.dispatch.close(0.0)
             for task in running:
                 task.cancel()
             await asyncio.wait(running, timeout=_CLOSE_S)

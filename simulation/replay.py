@@ -75,7 +75,7 @@ def simulate(
 ) -> list[Served]:  # fmt: skip
     """Return the result of each request of the trace, in order; `made` is called with the cluster before the start.
 
-    Raises the error of a request that failed.
+    Several schedulers get the requests in turn. Raises the error of a request that failed.
     """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         cluster = SimulatedCluster(shape, seed=seed)
@@ -92,10 +92,11 @@ async def _replay(cluster: SimulatedCluster, trace: Sequence[TraceRequest]) -> l
             await asyncio.sleep(request.arrival_s)
             params = SamplingParams(max_tokens=request.num_output_tokens, seed=number)
             prompts = (prompt_of(number, request),)
+            control = cluster.controls[number % len(cluster.controls)]
             while True:
                 served.num_tries += 1
                 try:
-                    await cluster.control.dispatch.run(
+                    await control.dispatch.run(
                         GenerationRequest(
                             str(number), prompts, params, _NEVER_S, _NEVER_S, request_class=request.request_class
                         ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import mean, pvariance
 
 import pytest
 
@@ -144,6 +145,18 @@ def test_shares_of_paths_are_steady_with_loads_half_a_second_old() -> None:
     shares = [sum(one.path == "local on prefill" for one in window) / len(window) for window in windows]
     assert max(shares) - min(shares) < 0.1
     assert abs(shares[1] - shares[2]) < 0.05
+
+
+def test_three_schedulers_with_old_loads_settle_after_a_step_of_load() -> None:
+    """None of them sees what the others placed in the last half second."""
+    before, after = poisson(200, 1.5, 256, 64, 3), poisson(840, 4.0, 256, 64, 4)
+    trace = [*before, *(replace(one, arrival_s=before[-1].arrival_s + one.arrival_s) for one in after)]
+    shape = Shape([P, P, D, D], COST, compare_paths=True, load_lag_s=0.5, num_schedulers=3)
+
+    served = [one.path == "local on prefill" for one in simulate(shape, trace)[240:]]  # from 10 s after the step
+    assert abs(mean(served[:400]) - mean(served[400:])) < 0.05
+    counts = [sum(served[i : i + 20]) for i in range(0, 800, 20)]  # of 5 s each
+    assert pvariance(counts) < 20 * mean(served) * (1 - mean(served)), "more than by chance: the path goes to and fro"
 
 
 def _last_roles(roles: Sequence[Role], *phases: tuple[int, float, int, int]) -> tuple[list[Served], list[Role]]:
