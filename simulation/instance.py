@@ -13,7 +13,7 @@ from engine.step_costs import StepCosts
 from scheduler.load.prefixes import Prefixes, chain_of
 from simulation.prompt import Behaviour, SimulatedPrompt, simulated_finish, simulated_token, simulated_vector
 from simulation.session import SimulatedSession
-from simulation.step import PlannedStep, gap_limit, plan, seconds
+from simulation.step import PlannedStep, gap_limit, plan
 from wire.description import InstanceDescription
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
 from wire.event_sink import EventSink
@@ -255,7 +255,7 @@ class SimulatedInstance:
             return
         step = plan(self.prompts.values(), self.description, self.behaviour, self._costs)
         if step.tokens:
-            self._next_step = asyncio.get_running_loop().call_later(seconds(step, self.behaviour), self._step, step)
+            self._next_step = asyncio.get_running_loop().call_later(step.seconds, self._step, step)
 
     def _step(self, step: PlannedStep) -> None:
         self._next_step = None
@@ -263,7 +263,7 @@ class SimulatedInstance:
             return
         self.steps += 1
         if self.behaviour.cost is not None:
-            self._costs.measure(step.num_decoding, step.num_chunk_tokens, seconds(step, self.behaviour))
+            self._costs.measure(step.num_decoding, step.num_chunk_tokens, step.seconds)
         running = [prompt for prompt in step.decoding if self._is_here(prompt)]
         prefilled = self._compute(step.chunks)
         steps: dict[EventSink, tuple[list[TokenOutput], list[tuple[str, StageTimes]]]] = {
