@@ -1,7 +1,7 @@
 """The arithmetic model's output: tokens and log probabilities made from a checksum of its KV. No torch.
 
 The checksum selects the likeliest token; the token d places after it (modulo the vocabulary) has the log probability
--(d + 1) / 64. A random draw changes the choice, as a temperature would; banned tokens are skipped.
+-(d + 1). A random draw changes the choice, as a temperature would; banned tokens are skipped.
 """
 
 import zlib
@@ -12,8 +12,6 @@ from engine.sampling.counter_hash import hash64, uniform
 from engine.step import BatchSequence, Candidates, PoolingRows, SampleRow, StepBatch, StepOutput
 from wire.errors import InvalidRequest, PdserveError
 from wire.types import TokenLogprobs
-
-_UNIT = 64.0
 
 
 def rows_read(batch: StepBatch) -> list[int]:
@@ -77,10 +75,10 @@ def logprobs_of(checksum: int, token_id: int, wanted: int | tuple[int, ...], voc
     distance = (token_id - best) % vocab_size
     tops = range(min(wanted, vocab_size)) if isinstance(wanted, int) else [(i - best) % vocab_size for i in wanted]
     return TokenLogprobs(
-        -(distance + 1) / _UNIT,
+        -(distance + 1.0),
         distance + 1,
         tuple((best + i) % vocab_size for i in tops),
-        tuple(-(i + 1) / _UNIT for i in tops),
+        tuple(-(i + 1.0) for i in tops),
     )
 
 

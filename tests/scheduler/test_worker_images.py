@@ -146,7 +146,7 @@ async def test_a_chosen_token_takes_the_place_of_the_20th_alone(wanted: int, fol
         answer = (await client.post(CHAT, json=body | {"messages": chat(image_part(data_url()))})).json()
 
     tokens = answer["choices"][0]["logprobs"]["content"]
-    likeliest = [-(rank + 1) / 64 for rank in range(wanted)]  # of the fake model
+    likeliest = [-(rank + 1) for rank in range(wanted)]  # of the fake model
     assert any(one["logprob"] < likeliest[-1] for one in tokens)
     for one in tokens:
         last = min(likeliest[-1], one["logprob"]) if wanted == 20 else likeliest[-1]

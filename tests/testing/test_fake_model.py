@@ -5,10 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from engine.sampling.counter_hash import hash64
 from engine.step import BatchSequence, SampleRow, StepBatch
+from scheduler.workers.proof import difference
 from testing.engine.fake_model import FakeConfig, FakeModel, expected_tokens, fake_info, kv_bytes
+from testing.engine.fake_output import logprobs_of
 from wire.kv_layout import Heads
-from wire.types import SamplingParams
+from wire.types import SamplingParams, TokenOutput
 
 CONFIG = FakeConfig(salt=5, block_size=4, num_blocks=8)
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
@@ -206,3 +209,16 @@ def test_a_copied_block_includes_launched_writes() -> None:
         assert any(buffer[target.offset :][: target.length])
     assert tuple(launched.collect().token_ids) == expected_tokens(CONFIG, PROMPT, GREEDY, count=1, salts=[5])
     ahead.close()
+
+
+def test_answers_of_two_models_differ_however_close_their_tokens_are() -> None:
+    """Of 1000 tokens, 9 have some of the five likeliest of a given one: chance must not prove a pair of workers."""
+
+    def answer(checksum: int) -> list[TokenOutput]:
+        token_id = hash64(checksum, 0) % 1000
+        return [TokenOutput("p", 0, 0, token_id, logprobs=logprobs_of(checksum, token_id, 5, 1000))]
+
+    answers = [answer(checksum) for checksum in range(1000)]
+    close = [one for one in answers[1:] if abs((one[0].token_id or 0) - (answers[0][0].token_id or 0)) in range(1, 5)]
+    assert close
+    assert None not in [difference(answers[0], one) for one in close]
