@@ -188,9 +188,9 @@ async def test_shares_of_keys_are_exact_only_within_a_scheduler() -> None:
     limits = ControlLimits(num_tenants=2)
     async with FakeCluster("PD", num_blocks=8, limits=limits).serving() as cluster, second_scheduler(cluster) as second:
         first = cluster.control
-        alone = await served_for(60.0, [(first, "a"), (first, "b")])
-        spread = await served_for(60.0, [(one, key) for one in (first, second) for key in "ab"])
-        uneven = await served_for(60.0, [(first, "a"), (second, "a"), (second, "b")])
+        alone = await served_for(10.0, [(first, "a"), (first, "b")])
+        spread = await served_for(10.0, [(one, key) for one in (first, second) for key in "ab"])
+        uneven = await served_for(10.0, [(first, "a"), (second, "a"), (second, "b")])
 
         shares = [counts["b"] / counts.total() for counts in (alone, spread, uneven)]
-        assert shares == pytest.approx([1 / 2, 1 / 2, 1 / 4], abs=0.05)
+        assert shares == pytest.approx([1 / 2, 1 / 2, 1 / 4], abs=0.02)
