@@ -1,5 +1,7 @@
 """Run a command: a pdserve error becomes one line on stderr and an exit status, Ctrl-C or a closed pipe a status."""
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -7,6 +9,7 @@ from collections.abc import Callable
 
 def guarded(name: str, action: Callable[[], int]) -> int:
     """Run `action`; print a pdserve error as one line on stderr that starts with `name`."""
+    atexit.register(gc.freeze)  # the interpreter would walk all that was imported: a second of CPU time with torch
     try:
         return _in_one_line(name, action)
     except KeyboardInterrupt:

@@ -130,6 +130,19 @@ def test_a_server_leaves_with_its_status_output_and_no_cleanup() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (3, "served\n", "")
 
 
+def test_the_end_of_a_command_walks_no_imported_objects() -> None:
+    code = (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 100));"
+        "from pdserve.guarded import guarded; guarded('pdserve x', lambda: 0)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True True\n", "")
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from pdserve.cli import main; main(['--help']);"
