@@ -25,6 +25,8 @@ from wire.errors import InvalidRequest
 from wire.structured_output import json_output
 
 _TOOLS = ToolForm("tools", "", "input_schema", "custom", max_name_chars=128, needs_schema=True)
+_SHARED = MessagesBody.model_fields.keys() & ChatBody.model_fields.keys() - CountTokensBody.model_fields.keys()
+"""The fields of the answer that chats have under the same names."""
 
 
 async def create_message(context: AppContext, request: Request) -> Generation:
@@ -77,17 +79,12 @@ def _thinking_budget(context: AppContext, body: MessagesBody) -> int | None:
 
 
 def _sampling_body(context: AppContext, body: MessagesBody) -> ChatBody:
+    shared = {name: getattr(body, name) for name in _SHARED}
+    shared["max_tokens"] = min(body.max_tokens, context.tokens.max_model_len)  # clients send large ones: it is required
     return _SamplingBody.model_construct(
-        # clients send large values, since the field is required
-        max_tokens=min(body.max_tokens, context.tokens.max_model_len),
+        **shared,
         stop=body.stop_sequences,
-        stream=body.stream,
         stream_options=StreamOptions(include_usage=True) if body.stream else None,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        seed=body.seed,
-        cache_salt=body.cache_salt,
         thinking_token_budget=_thinking_budget(context, body),
     )
 
