@@ -9,25 +9,11 @@ from tqdm import tqdm
 
 from pdserve.client import Client
 from pdserve.verify_prompts import texts
+from scheduler.workers.proof import MAX_GAP, Position, largest_gap
 from wire.errors import ConfigError, Unavailable
 
-MAX_GAP = 0.25
-"""Largest difference of two log probabilities that rounding explains, in nats: as for pairs of workers."""
 _TOP = 5
 _TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """One output position of one endpoint: the token, its log probability, and those of the most likely.
-
-    The token is `token_id:N` if both endpoints support that, else its text, which servers render differently if it is
-    not a whole character.
-    """
-
-    token: str
-    logprob: float
-    top: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +59,7 @@ def compare(reference: Sequence[Position], found: Sequence[Position]) -> Endpoin
     for at, (one, other) in enumerate(zip_longest(reference, found)):
         if one is None or other is None:
             return EndpointComparison(float("inf"), f"token {at}: {_shown(other)} instead of {_shown(one)}")
-        ours, theirs = ({**position.top, position.token: position.logprob} for position in (one, other))
-        common = ours.keys() & theirs.keys()
-        gap = max([gap, *(abs(ours[token] - theirs[token]) for token in common)]) if common else float("inf")
+        gap = max(gap, largest_gap(one, other))
         if one.token != other.token:
             return EndpointComparison(gap, f"token {at}: {_shown(other)} instead of {_shown(one)}")
     return EndpointComparison(gap)
@@ -84,7 +68,10 @@ def compare(reference: Sequence[Position], found: Sequence[Position]) -> Endpoin
 def positions(logprobs: dict[str, Any]) -> list[Position]:
     """Return the positions of a completion's `logprobs`. Pure."""
     rows = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
-    return [Position(token, logprob, top or {}) for token, logprob, top in rows]
+    return [
+        Position(_token(name), logprob, {_token(likely): value for likely, value in (top or {}).items()})
+        for name, logprob, top in rows
+    ]
 
 
 class _Endpoint:
@@ -104,7 +91,7 @@ class _Endpoint:
     def names_tokens_by_id(self) -> bool:
         """Return whether it can name tokens by id in log probabilities, as vLLM and pdserve do."""
         try:
-            return self.answer("a", 1, by_id=True)[0].token.startswith("token_id:")
+            return isinstance(self.answer("a", 1, by_id=True)[0].token, int)
         except Unavailable:  # it refuses the field
             return False
 
@@ -118,6 +105,12 @@ class _Endpoint:
         if not logprobs:
             raise ConfigError(f"{self} answers without log probabilities, which the comparison needs")
         return positions(logprobs)
+
+
+def _token(name: str) -> int | str:
+    """Return the id in `token_id:N`, else the text."""
+    prefix, _, number = name.rpartition(":")
+    return int(number) if prefix == "token_id" and number.isdecimal() else name
 
 
 def _shown(position: Position | None) -> str:

@@ -3,19 +3,34 @@
 Both answers come from the same process, so they differ only by rounding, unless the KV was read from the wrong place.
 """
 
+import math
 import secrets
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from scheduler.membership.kv_pairs import GapKind, KvGap
 from scheduler.request import GenerationRequest
-from wire.types import SamplingParams, TokenOutput
+from wire.types import SamplingParams, TokenLogprobs, TokenOutput
 
 MAX_GAP = 0.25
 """Largest difference between two log probabilities that rounding can cause, in nats."""
 _PARAMS = SamplingParams(max_tokens=4, min_tokens=4, temperature=0.0, logprobs=5)
 _SMALL_VOCABULARY = 250
 _MOST_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One output position: the token, its log probability, and those of the likeliest tokens.
+
+    A token is its id, or its text where a server names none: servers write the text of a partial character differently.
+    """
+
+    token: int | str | None
+    logprob: float
+    top: Mapping[Any, float]
 
 
 def next_proofs(unproven: Sequence[KvGap], running: Collection[KvGap]) -> list[KvGap]:
@@ -55,21 +70,31 @@ def difference(alone: Sequence[TokenOutput], through: Sequence[TokenOutput], by:
     if len(alone) != len(through):
         return f"{len(through)} tokens, and {len(alone)} {by}"
     for one, other in zip(alone, through, strict=True):
-        gap = _largest_gap(_by_token(one), _by_token(other))
-        if gap is None or gap > MAX_GAP:
-            shown = "no common token" if gap is None else f"log probabilities {gap:.3g} apart (limit {MAX_GAP:g})"
+        if one.logprobs is None or other.logprobs is None:
+            return f"token {one.index} has no log probabilities"
+        gap = largest_gap(_position(one, one.logprobs), _position(other, other.logprobs))
+        if gap > MAX_GAP:
+            shown = f"log probabilities {gap:.3g} apart (limit {MAX_GAP:g})" if gap < math.inf else "no common token"
             return f"token {one.index} is {other.token_id}, and {one.token_id} {by}: {shown}"
         if one.token_id != other.token_id:  # both are about equally likely: what follows cannot be compared
             return None
     return None
 
 
-def _by_token(output: TokenOutput) -> dict[int, float]:
-    logprobs = output.logprobs
-    if logprobs is None or output.token_id is None:
-        return {}
-    return {output.token_id: logprobs.logprob} | dict(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))
+def largest_gap(one: Position, other: Position) -> float:
+    """Return how far apart the log probabilities of two positions are at least, in nats; infinity: no common token.
+
+    A token with an id that only one of them lists is for the other no likelier than the last that it lists.
+    """
+    ours, theirs = ({**position.top, position.token: position.logprob} for position in (one, other))
+    if ours.keys().isdisjoint(theirs):
+        return math.inf
+    gaps = [abs(ours[token] - theirs[token]) for token in ours.keys() & theirs.keys()]
+    for mine, listed in ((ours, other), (theirs, one)):
+        last = min(listed.top.values(), default=math.inf)
+        gaps += [mine[token] - last for token in mine if isinstance(token, int) and token not in listed.top]
+    return max(gaps)
 
 
-def _largest_gap(one: dict[int, float], other: dict[int, float]) -> float | None:
-    return max((abs(one[token] - other[token]) for token in one.keys() & other.keys()), default=None)
+def _position(output: TokenOutput, logprobs: TokenLogprobs) -> Position:
+    return Position(output.token_id, logprobs.logprob, dict(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)))

@@ -1,5 +1,6 @@
 """The first difference between two ways of serving."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from pdserve.verify_compare import Divergence, all_divergences, first_divergence
 from pdserve.verify_endpoints import compare, positions
+from scheduler.workers.proof import Position, largest_gap
 
 Outputs = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=4)
 
@@ -50,6 +52,8 @@ _ONE = {"tokens": ["a", "b"], "token_logprobs": [-0.5, -1.0], "top_logprobs": [{
             {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}]},
             "token 1: nothing instead of 'b' (-1)", False,
         ),
+        # each lists a token that the other lacks: the same text may be written differently there
+        ({"top_logprobs": [{"a": -0.5, "d": -3.0}, {"b": -1.0}]}, None, True),
     ],
 )  # fmt: skip
 def test_two_endpoints_are_compared_up_to_their_first_difference(
@@ -57,3 +61,20 @@ def test_two_endpoints_are_compared_up_to_their_first_difference(
 ) -> None:
     found = compare(positions(_ONE), positions(_ONE | changes))
     assert (found.divergence, found.is_close) == (divergence, is_close)
+
+
+@pytest.mark.parametrize(
+    ("token", "top", "gap"),
+    [
+        (7, {7: -0.5, 8: -0.75, 9: -2.0}, 0.0),
+        (7, {7: -0.5, 8: -0.75, 6: -2.125}, 0.125),  # 9 is no likelier than -2.125, 6 than -2.0
+        (8, {8: -0.5, 7: -0.75, 9: -2.0}, 0.25),
+        (5, {5: -0.5, 6: -1.0, 9: -2.0}, 1.5),  # 9 is as likely, but 7 is at most -2.0
+        (5, {}, math.inf),
+    ],
+)
+def test_a_token_only_one_lists_is_no_likelier_than_the_others_last(
+    token: int, top: dict[int, float], gap: float
+) -> None:
+    one, other = Position(7, -0.5, {7: -0.5, 8: -0.75, 9: -2.0}), Position(token, -0.5, top)
+    assert largest_gap(one, other) == largest_gap(other, one) == gap

@@ -20,9 +20,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pdserve.verify_endpoints import Position, compare, positions, verify_endpoints
+from pdserve.verify_endpoints import compare, positions, verify_endpoints
 from pdserve.workers.program import find_program
 from scheduler.probe import PROBE_TOKEN_IDS
+from scheduler.workers.proof import Position
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from tests.faults.cases import ANSWER
 from tests.faults.results import note
