@@ -9,7 +9,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._received: dict[int, Callable[[], int]] = {}
-        self._seen: dict[int, list[int]] = {}  # bytes at the last check, of links in the middle of a frame
+        self._seen: dict[int, list[int]] = {}  # the bytes at the last check, for links in the middle of a frame
 
     def add_link(self, link: int, received: Callable[[], int]) -> None:
         """Register a link; `received` returns the number of bytes received over its stream."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class TablesSent:
-    """Owner of the table that a rank has of each ticket, from the ticket's begin to its end."""
+    """Owner of each ticket's block table as the rank knows it, from the ticket's begin to its end."""
 
     def __init__(self) -> None:
         self._known: dict[str, list[tuple[int, ...]]] = {}
@@ -34,7 +34,7 @@ class TablesSent:
 
 
 class TablesReceived:
-    """Owner of a rank's tables, as received from rank 0, of the tickets it sends. One thread calls begin and take."""
+    """Owner of the block tables that a rank has received from rank 0, by ticket. One thread calls begin and take."""
 
     def __init__(self) -> None:
         self._tables: dict[str, list[tuple[int, ...]]] = {}

@@ -1,4 +1,4 @@
-"""Measures a link that carries no tickets yet against the one in use, one after the other."""
+"""Compares a link that carries no tickets yet with the one in use, by measuring one after the other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,13 +1,13 @@
-"""The CUDA driver's calls for cuda_ipc, by ctypes. Needs torch with CUDA. Never run by us: docs/devices.md.
+"""The CUDA driver's calls for cuda_ipc, by ctypes. Needs torch with CUDA. We have never run it: docs/devices.md.
 
 libcuda.so.1 is installed with every driver, and its IPC calls have not changed since CUDA 4.1. torch's own sharing is
 not used: its counters are in /dev/shm and written by the receiver, its handles change with torch's version, and its
 tensors depend on a process-wide cache. torch provides the contexts and the tensor over the mapping.
 
-A pool is mapped in the context of the reader's own device, with peer access to the pool's: that may be invisible to the
-process, from CUDA 10.1 on (NCCL's transport/p2p.cc: p2pCanConnect, ncclP2pImportShareableBuffer).
+A pool is mapped in the context of the reader's own device, with peer access to the pool's device. From CUDA 10.1 on,
+that device may be invisible to the process (NCCL's transport/p2p.cc: p2pCanConnect, ncclP2pImportShareableBuffer).
 
-Memory of `expandable_segments:True` and of cudaMallocAsync has no IPC handle: `lacking` tries to get one.
+Memory allocated with `expandable_segments:True` or cudaMallocAsync has no IPC handle: `lacking` tries to get one.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class CudaDriver:
     def lacking(self, pool: torch.Tensor) -> str | None:
         """Try to export the pool, and return why that fails, or None."""
         if pool.device.type != "cuda":
-            return f"the KV pool is on {pool.device}, cuda_ipc supports cuda only"
+            return f"the KV pool is on {pool.device}, but cuda_ipc supports only cuda"
         if not torch.cuda.is_available():
             return "torch sees no CUDA device"
         try:
@@ -55,7 +55,7 @@ class CudaDriver:
         return PoolHandles(pool.numel(), offset, handle)
 
     def open(self, handles: PoolHandles, device: str) -> "CudaPool":
-        """See IpcDriver. Raises OSError also without peer access between the two devices."""
+        """See IpcDriver. Also raises OSError if the two devices have no peer access."""
         return CudaPool(handles, torch.device(device))
 
 
@@ -92,7 +92,7 @@ class CudaPool:
 
 
 def _bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-    """Return memory as a tensor of `device`: torch's public ways look up the device that holds it."""
+    """Return memory as a tensor of `device`: torch's public functions would make one of the device that holds it."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, num_bytes)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)  # [num_bytes]
 

@@ -1,4 +1,4 @@
-"""The handles that cuda_ipc sends in a SETUP message and opens, and the driver calls this needs."""
+"""The handles that cuda_ipc sends in a SETUP message and opens, and the driver calls that it needs."""
 
 import struct
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -14,7 +14,7 @@ _SETUP = struct.Struct(f"!QQ{HANDLE_BYTES}s")
 
 
 class PoolHandles(NamedTuple):
-    """What another process of the host needs to open a pool: it is `offset` bytes into the allocation `memory`."""
+    """What another process of the host needs to open a pool, which starts at `offset` of the allocation `memory`."""
 
     num_bytes: int
     offset: int
@@ -46,7 +46,7 @@ class IpcDriver(Protocol):
         ...
 
     def open(self, handles: PoolHandles, device: str) -> MappedPool:
-        """Map a peer's pool for reads by `device`, which may be another than the pool's.
+        """Map a peer's pool for reads by `device`, which may differ from the pool's device.
 
         Raises OSError, also if the pool exceeds its allocation.
         """

@@ -4,12 +4,13 @@
 
 Unlike a sealed memfd an opened allocation is writable: the driver does not enforce that the receiver only reads. An
 allocation is opened whole, including whatever it contains besides the pool. So links are made only between processes
-of one user (as on every Unix socket here) that have proven the cluster secret, if there is one: without a secret, the
-same user is enough.
+of one user (as on every Unix socket here) that have proven that they hold the cluster secret; without a secret, running
+as the same user is enough.
 
 The sender's KV is complete before a frame is announced: the link's thread has waited for its mark. The receiver opens
-the allocation on its own device, as NCCL does, so it need not see the sender's (CUDA_VISIBLE_DEVICES): each rank sees
-only its own. IpcDriver abstracts the driver's calls (cuda_handles.py; cuda_driver.py has them, never run by us).
+the allocation on its own device, as NCCL does, so the sender's device may be invisible to it (CUDA_VISIBLE_DEVICES):
+each rank sees only its own. IpcDriver (cuda_handles.py) abstracts the driver's calls; cuda_driver.py, which we have
+never run, makes them.
 """
 
 import contextlib
@@ -64,7 +65,7 @@ class CudaIpcTransport:
         return shm.connect(endpoint.address, timeouts)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> shm.ShmOutlet:
-        """Export the pool, which the driver cannot revoke: the receiver unmaps it at the link's end. Raises OSError."""
+        """Export the pool. This cannot be revoked: the receiver unmaps the pool at the link's end. Raises OSError."""
         assert self._memory is not None, "an unusable transport is not offered"
         stream.send([encode_handles(self._of_process().export(self._memory.tensor))])
         return shm.ShmOutlet(FRAME_BYTES)
@@ -76,7 +77,7 @@ class CudaIpcTransport:
         layout = hello.layout
         if handles.num_bytes != layout.total_bytes:
             raise Unavailable(
-                f"the pool of {hello.sender_id} has {handles.num_bytes} bytes, its layout {layout.total_bytes}"
+                f"the pool of {hello.sender_id} has {handles.num_bytes} bytes, but its layout has {layout.total_bytes}"
             )
         stream.read_ahead(READ_AHEAD_BYTES)
         try:
@@ -103,12 +104,12 @@ class CudaIpcInlet:
         self._names = WindowNames(hello.layout.block_size)
 
     def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
-        """Copy from the sender's blocks to the target, with digests; returns when the copy is complete."""
+        """Copy from the sender's blocks to the target, with digests if the link has them; complete on return."""
         assert self._slots is not None, "close() runs on the thread that moves"
         return shm.move_blocks(self._slots, self._names, frame, target, stop, digests=self._digests)
 
     def skip(self, frame: Frame) -> None:
-        """Read the header's block names, which later frames may refer to: the stream has nothing else of the frame."""
+        """Record the header's block ids, which later frames may refer to; the stream carries no payload to skip."""
         shm.skip_blocks(self._names, frame)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class DeviceMemory(Protocol):
         ...
 
     def await_marks(self, count: int, timeout_s: float) -> bool:
-        """Wait until `count` marks have been recorded since the pool was created; return whether they were in time."""
+        """Wait until `count` marks have been recorded since the pool was created; return False on a timeout."""
         ...
 
     def ready(self) -> None:
@@ -86,7 +86,7 @@ def _do_nothing() -> None:
 
 
 def device_memory(memory: PoolMemory) -> DeviceMemory | None:
-    """Return the device's side of a pool, or None for one in host memory."""
+    """Return the pool as a DeviceMemory, or None if it is in host memory."""
     return None if getattr(memory, "tensor", None) is None else memory  # type: ignore[return-value]
 
 

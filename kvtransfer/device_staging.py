@@ -1,4 +1,4 @@
-"""Staging memory on a device: contiguous, gathered into and scattered from, for a group or an engine. Needs torch."""
+"""Staging memory on a device: contiguous, gathered into and scattered from, for a group or mooncake. Needs torch."""
 
 import torch
 

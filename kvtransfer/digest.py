@@ -1,13 +1,13 @@
 """xxh3-64 over the wire layout, and copies between non-contiguous ranges of bytes, both in one pass.
 
     mover = make_mover(os.environ)                    # native functions, or Python without them (mover.py)
-    pool = Region(memory.buffer)                      # once per pool or mapping: its address, also a read-only one's
+    pool = Region(memory.buffer)                      # once per pool or mapping, which may be read-only
     runs = Runs.of_slots(spans, token_bytes)          # once per window of blocks, for all tensors of that size
     digest = mover.copy_and_digest(Place(peer, peer_base, peer_runs), Place(pool, base, runs), stop)
 
 `base` is the tensor's start in its pool, so a frame costs two Places and one call. A head range is
-`Runs.of_slots(spans, token_bytes, skip=..., row_bytes=...)`. Source and target may be split differently, but have
-equally many bytes. `stop` is a StopFlag set by the thread that ends the ticket; it is checked every 256 KiB.
+`Runs.of_slots(spans, token_bytes, skip=..., row_bytes=...)`. Source and target may be split differently, but must
+have the same number of bytes. `stop` is a StopFlag set by the thread that ends the ticket; it is checked every 256 KiB.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,7 +59,7 @@ class Mover(Protocol):
 
 
 class PythonMover:
-    """Mover on memoryviews and xxhash, several times slower and with the GIL held between pieces."""
+    """A Mover that uses memoryviews and xxhash: several times slower, and it holds the GIL between pieces."""
 
     name = "python"
 

@@ -1,4 +1,4 @@
-"""Rank 0's end of a rank that transfers its own KV: a sender, and the rank's share of tickets, over messages to it.
+"""Rank 0's proxies for a rank that transfers its own KV: its sender, its receiver and its share of each ticket.
 
     RanksSender   -> FarSender   ==Unix socket==> RankTransfer -> KvSender   ==links==>
     RanksReceiver -> FarReceiver ==Unix socket==> RankTransfer -> KvReceiver <==links==
@@ -51,7 +51,7 @@ class FarRank:
         self, end: socket.socket, rank: Rank, lost: Callable[[str], PdserveError], trust: Trust,
         num_marks: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
-        """`lost` ends the instance and returns the error; `trust` is followed: the rank is sent changed addresses.
+        """`lost` ends the instance and returns the error; if the addresses of `trust` change, the rank is sent them.
 
         `num_marks` counts the marks of rank 0's pool; the rank makes its own in the same order.
         """
@@ -70,7 +70,7 @@ class FarRank:
         self._thread = threading.Thread(target=self._receive, name=f"kv-rank-{rank.number}", daemon=True)
 
     def start(self, timeout_s: float) -> None:
-        """Receive the rank's endpoints, then start the threads. Raises the rank's error, or that of its loss."""
+        """Receive the rank's endpoints, then start the threads. Raises the rank's error or that of `lost`."""
         try:
             message = self._channel.receive(timeout_s)
             if message.kind == RankMessage.LACKING:
@@ -102,7 +102,7 @@ class FarRank:
         self._outbox.send(kind, payload)
 
     def send_close(self, payload: bytes) -> None:
-        """Request the rank to close one half and to reply."""
+        """Request that the rank close one half and reply."""
         with self._answered:
             self._closing = True
             self._num_closing += 1
@@ -131,7 +131,7 @@ class FarRank:
                 self.send(RankMessage.ADDRESSES, "\n".join(sorted(addresses)).encode())
 
     def _send_failed(self, error: Exception) -> None:
-        """Handle a failed send: the rank accepts no more. A closed socket is reported by the receiving thread."""
+        """Handle a failed send: the rank accepts nothing more. A closed socket is reported by the receiving thread."""
         self._end_waits()
         if not isinstance(error, ChannelClosed):
             self._lost(f"{self.rank} does not accept messages: {error}")
@@ -146,9 +146,9 @@ class FarRank:
             while True:
                 self._take(self._channel.receive(None))
         except ChannelClosed as error:
-            if not self._closing:  # without its half no ticket ends
+            if not self._closing:  # without the rank's half no ticket can end
                 self._lost(f"{self.rank} stopped transferring its KV: {error}")
-        except Exception as error:  # noqa: BLE001  the thread's outermost frame: without it no hand-off ends
+        except Exception as error:  # noqa: BLE001  the outermost frame of the thread that ends hand-offs
             _log.error("kv_rank_message_invalid", error, rank=self.rank.number)
             self._lost(f"invalid message from {self.rank}: {error}")
         self._end_waits()
@@ -306,7 +306,7 @@ class FarShare:
         self._far.send(RankMessage.RESERVE, pack_numbers(ticket_id, num_tokens, first_token, blocks=block_ids))
 
     def progress(self, ticket_id: str) -> int:
-        """See Shares: as last reported, at most some seconds late."""
+        """See Shares: the number last reported, at most a few seconds old."""
         return self._progress.get(ticket_id, [0])[0]
 
     def settle(self, ticket_id: str, error: PdserveError | None) -> None:

@@ -28,7 +28,7 @@ def cut_frames(
     part: RankHeads, wanted: Iterable[tuple[int, Sequence[tuple[int, int]]]], max_bytes: int,
     shared_bytes: int = FRAME_BYTES,
 ) -> Iterator[FrameRange]:  # fmt: skip
-    """Yield the frames for `wanted`: (tensor, its token ranges), with ascending tensors of `part`.
+    """Yield the frames for `wanted`: pairs of a tensor of `part` and its token ranges, with tensors ascending.
 
     Neighbouring tensors with the same heads and ranges share a frame, up to `shared_bytes`; a single tensor is split
     at `max_bytes`.

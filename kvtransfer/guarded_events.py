@@ -10,7 +10,7 @@ _log = EventLogger("kvtransfer")
 
 
 class GuardedEvents:
-    """Implements interface.SenderEvents over another sink, and logs the exceptions it raises."""
+    """Implements interface.SenderEvents over another sink, and logs the exceptions that the sink raises."""
 
     def __init__(self, events: SenderEvents) -> None:
         self._events = events
@@ -26,5 +26,5 @@ class GuardedEvents:
     def _guard(self, ticket_id: str, report: Callable[[], None]) -> None:
         try:
             report()
-        except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets open
+        except Exception as error:  # noqa: BLE001  a defect in the owner must not keep other tickets open
             _log.error("kv_ticket_end_not_handled", error, ticket=ticket_id)

@@ -1,7 +1,7 @@
 """State of the transports to one peer: which to try next, which to rest after a failure, which to return to. Pure.
 
     good --failed--> resting 1 s, 2 s, 4 s ... 60 s --due--> tried in the background --ready--> good
-         --slower--> not due while the faster one or a better is used; forgotten when a link of the two is lost
+         --slower--> not due while the faster or a better transport is used; forgotten when a link over either is lost
 
 Transports better than the one in use are due. While one that must be measured first is in use, all others are due: its
 place in the order says nothing about its rate.
@@ -40,7 +40,7 @@ class _TransportState:
 class Health:
     """Owner of the state of the transports to one peer, `names` best first. All count as reachable until `reach`.
 
-    Those in `measured_first` are due after all others, so that they are measured against the best of these.
+    Those in `measured_first` are due after all others, so that they are measured against the best of the others.
     """
 
     def __init__(self, names: Sequence[str], measured_first: Collection[str] = ()) -> None:
@@ -58,7 +58,7 @@ class Health:
         """Return the names in the order to try them for a ticket that needs a link now.
 
         First the good ones, best first, then those that worked until a link was lost, then those
-        whose dial failed; in both of these groups the earliest due comes first.
+        whose dial failed; in the last two groups, the one due earliest comes first.
         """
         return tuple(sorted(self._in_reach, key=self._try_order))
 
@@ -97,7 +97,7 @@ class Health:
     def slower(self, name: str, than: str, reason: str, now: float) -> None:
         """Record that `name` was measured to be slower than `than`; `reason` has both rates.
 
-        If `name` is the better of the two by order, it is measured again at the earliest after the longest rest.
+        If `name` is the better of the two by order, it is measured again, but not before the longest rest has passed.
         """
         state = self._states[name]
         state.slower = than, reason
@@ -123,7 +123,7 @@ class Health:
     def use(self, name: str) -> Change:
         """Send new tickets over `name` from now on; return whether it is worse or better than the one before.
 
-        One that was measured to be faster is not worse.
+        A transport that was measured to be faster does not count as worse.
         """
         before, after = self._rank_of(self._in_reach[0] if self.used is None else self.used), self._rank_of(name)
         is_slower = self.used is not None and self.is_slower(self.used, name)
@@ -136,7 +136,7 @@ class Health:
         return Change.BACK if after < before else Change.NONE
 
     def due(self, now: float) -> str | None:
-        """Return the best transport to try in addition to the one in use, its rest over, or None."""
+        """Return the best transport whose rest is over, to try in addition to the one in use, or None."""
         tried = self._names[: 0 if self.used is None else self._rank_of(self.used)]
         if self.used in self._measured_first:
             tried = self._names

@@ -30,9 +30,9 @@ _MAX_POOL_BYTES = 1 << 46
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a link: the sender, the intended receiver, and the layout of the sender's rank's pool.
+    """The first message of a link: the sender, the intended receiver, and the layout of the sending rank's pool.
 
-    Ranks count from 0; `tensors` are those of the whole model, of which a rank holds its heads. `nonce` is random.
+    Ranks count from 0; `tensors` are those of the whole model; a rank holds only its heads of them. `nonce` is random.
     """
 
     protocol_version: int
@@ -59,7 +59,7 @@ class Hello:
 
     @property
     def layout(self) -> PoolLayout:
-        """Layout of the sender's rank's pool. Raises ValueError for invalid numbers."""
+        """Layout of the sending rank's pool. Raises ValueError for invalid numbers."""
         return PoolLayout(
             self.tensors, num_blocks=self.num_blocks, block_size=self.block_size, rank=self.source.rank
         )  # fmt: skip
@@ -131,11 +131,12 @@ def check_hello(hello: Hello, *, instance_id: str, epoch: int, layout: PoolLayou
         raise Incompatible(f"KV protocol version {PROTOCOL_VERSION} here, {hello.protocol_version} there")
     if (hello.receiver_id, hello.receiver_epoch) != (instance_id, epoch):
         raise InstanceLost(
-            f"the link is for {hello.receiver_id} epoch {hello.receiver_epoch:x}, this is {instance_id} epoch {epoch:x}"
+            f"the link is for {hello.receiver_id} epoch {hello.receiver_epoch:x}, "
+            f"but this is {instance_id} epoch {epoch:x}"
         )
     intended = Rank(hello.receiver_rank, hello.receiver_ranks)
     if intended != layout.rank:
-        raise Incompatible(f"the link is for {intended} of {instance_id}, this is {layout.rank}")
+        raise Incompatible(f"the link is for {intended} of {instance_id}, but this is {layout.rank}")
     difference = describe_difference(layout.model_tensors, hello.tensors)
     if difference is not None:
         raise Incompatible(f"{difference} ({instance_id} here, {hello.sender_id} there)")

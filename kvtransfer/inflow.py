@@ -96,7 +96,7 @@ class Inflow:
 
     @property
     def owes_receipt(self) -> bool:
-        """Whether the sender has yet to confirm that it held the blocks; not if no frame was read."""
+        """Whether the sender has yet to confirm that it held the blocks; always False before the first frame."""
         return self._receipt in (_Receipt.OWED, _Receipt.REQUESTED) and bool(self._frames)
 
     @property
@@ -105,7 +105,7 @@ class Inflow:
         return not self.complete or self._receipt is _Receipt.REQUESTED
 
     def request_receipt(self, lease_end: float) -> bool:
-        """Return whether to request the receipt now: once, when complete. The sender has until `lease_end`."""
+        """Return whether to request the receipt now: True once, when complete. The receipt is due by `lease_end`."""
         if not self.complete or not self.owes_receipt or self._receipt is _Receipt.REQUESTED:
             return False
         self._receipt, self.lease_end = _Receipt.REQUESTED, max(self.lease_end, lease_end)
@@ -128,7 +128,8 @@ class Inflow:
             return FrameVerdict.DUPLICATE
         elif not same_place(known.frame, frame):
             raise HandoffFailed(
-                f"frame {frame.number} was resent as another: {describe_frame(known.frame)}, {describe_frame(frame)}"
+                f"frame {frame.number} was resent with a different range: first {describe_frame(known.frame)}, "
+                f"now {describe_frame(frame)}"
             )
         else:
             known.frame, known.state = _without_blocks(frame), _FrameState.REPEATING
@@ -158,8 +159,8 @@ class Inflow:
         claimed = sum(_tensor_tokens(known.frame) for known in self._frames.values())
         if len(self._frames) != commit.num_frames or claimed != self._wanted_tokens:
             raise HandoffFailed(
-                f"commit of {commit.num_frames} frames: {len(self._frames)} were received with {claimed} of "
-                f"{self._wanted_tokens} tensor tokens"
+                f"the commit states {commit.num_frames} frames, but {len(self._frames)} were received, with "
+                f"{claimed} of {self._wanted_tokens} tensor tokens"
             )
         self._commit = commit
         return FrameVerdict.MOVE
@@ -171,8 +172,8 @@ class Inflow:
             return self.complete
         if (commit.kv_bytes, commit.digest_sum) != (self.kv_bytes, self._digest_sum):
             raise HandoffFailed(
-                f"commit of {commit.kv_bytes} bytes, digests {commit.digest_sum:016x}: "
-                f"{self.kv_bytes} bytes, {self._digest_sum:016x} were received"
+                f"the commit states {commit.kv_bytes} bytes with digest sum {commit.digest_sum:016x}, but "
+                f"{self.kv_bytes} bytes with digest sum {self._digest_sum:016x} were received"
             )
         self.complete = True
         return True

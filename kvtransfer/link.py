@@ -154,7 +154,7 @@ class Link:
         self.post(CheckLeases())
 
     def end(self) -> None:
-        """Close it normally: the receiver is notified of each ticket, which may first wait for a dial to finish."""
+        """Close it normally: the receiver is notified of each ticket. This may first wait for a dial to finish."""
         self.post(LinkOver(None))
         if self._phase == "connecting" and self.spare:
             self.cut()
@@ -247,7 +247,7 @@ class Link:
             self._owner.tick()
 
     def _gather(self) -> None:
-        """Take the queued ops; few at first, so that the receiver has work while many are joined."""
+        """Take the queued ops: a few at first, so that the receiver has work while many are joined."""
         try:
             self._gathered.append(self._queue.get(timeout=self._settings.check_interval_s))
             while len(self._gathered) < self._gather_ops:

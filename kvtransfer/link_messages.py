@@ -139,7 +139,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The receiver has read all frames from the sender's pool; requests confirmation that they were held so far."""
+    """The receiver has read all frames from the sender's pool, and requests confirmation that the blocks were held."""
 
     ticket_id: str
     epoch: int
@@ -147,7 +147,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The answer to READ: they were held, so the bytes read are those announced. Otherwise the answer is ABORT."""
+    """The answer to READ: the blocks were held, so the bytes read are those announced. If not, the answer is ABORT."""
 
     ticket_id: str
     epoch: int

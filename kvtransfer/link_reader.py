@@ -59,7 +59,7 @@ class LinkReader:
                 self._receive()
         except (LinkLost, WireError) as error:
             self._post(LinkOver(InstanceLost(f"the KV link to {self._peer_id} is lost: {error}")))
-        except Exception as error:  # noqa: BLE001  the outermost frame of this thread: without it the link must end
+        except Exception as error:  # noqa: BLE001  the thread's outermost frame: without this thread the link must end
             _log.error("kv_link_failed", error, peer=self._peer_id)
             self._post(LinkOver(InternalError(f"the KV link to {self._peer_id} failed: {error}")))
         finally:
@@ -78,7 +78,7 @@ class LinkReader:
             case Signal():
                 self._post(ProbeAnswered(message, time.monotonic()))
             case _:
-                raise WireError(f"a receiver sent {type(message).__name__}")
+                raise WireError(f"{type(message).__name__} is not a message of a receiver")
 
     def _release_user(self) -> None:
         with self._lock:

@@ -97,7 +97,7 @@ class MooncakeTransport:
             raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error
         method = read_method_of(self._device)
         if protocol != method.protocol:
-            raise Unavailable(f"mooncake uses {method.protocol} on {self._device}, the sender uses {protocol}")
+            raise Unavailable(f"mooncake uses {method.protocol} on {self._device}, but the sender uses {protocol}")
         if session.rpartition(":")[0] != stream.socket.getpeername()[0]:
             raise WireError(f"the ring's session is {session!r}, which is not the address of the link's sender")
         try:
@@ -123,7 +123,7 @@ class MooncakeOutlet:
     def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
         """Gather the payload into the ring, waiting for space, and return the FRAME with its position there."""
         if frame.num_bytes > _MAX_BYTES:
-            raise HandoffFailed(f"a frame of {frame.num_bytes} bytes: mooncake's staging memory has {_MAX_BYTES}")
+            raise HandoffFailed(f"a frame of {frame.num_bytes} bytes exceeds mooncake's staging memory of {_MAX_BYTES}")
         start = self._wait_for_room(frame)
         self._memory.staging.gather(start, source)
         return [encode(replace(frame, block_ids=(start,)))]
@@ -158,7 +158,7 @@ class MooncakeOutlet:
 
 
 class MooncakeInlet:
-    """The receiver's side of one connection: reads the sender's ring, on a thread that may be left to stall."""
+    """The receiver's side of one connection: reads the sender's ring, on a thread that is abandoned if it hangs."""
 
     def __init__(
         self, stream: Stream, memory: Registered, session: str, address: int, num_bytes: int, timeouts: Timeouts, *,
@@ -174,7 +174,7 @@ class MooncakeInlet:
         (start,) = frame.block_ids if len(frame.block_ids) == 1 else (self._num_bytes,)
         if start + frame.num_bytes > self._num_bytes or not 0 < frame.num_bytes <= _MAX_BYTES:
             raise HandoffFailed(
-                f"frame {frame.number} of {frame.num_bytes} bytes at {start} is not in a ring of {self._num_bytes}"
+                f"frame {frame.number} of {frame.num_bytes} bytes at {start} is not within a ring of {self._num_bytes}"
             )
         if not self._read(self._address + start, frame.num_bytes, stop):
             return None
@@ -205,7 +205,7 @@ class MooncakeInlet:
             try:
                 self._reading.result(_POLL_S)
             except NotYet:
-                if stop.is_set():  # the engine may still write the staging memory: no more frames
+                if stop.is_set():  # the engine may still write to the staging memory: no more frames
                     raise LinkLost("a ticket ended while mooncake was reading for it") from None
                 if run_time() > deadline:
                     raise LinkLost(f"mooncake read nothing for {self._timeouts.progress_s:g} s") from None

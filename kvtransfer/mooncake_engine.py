@@ -27,7 +27,7 @@ _MAX_RETIRED = 16
 
 @dataclass(frozen=True, slots=True)
 class ReadMethod:
-    """How the engine reads, by its own name of the protocol: the package for it, and whether it reads host memory.
+    """How the engine reads: its own name for the protocol, the package for it, and whether it reads host memory.
 
     If not, it reads its device's memory, which it registers in pieces of 2 MiB.
     """
@@ -38,8 +38,8 @@ class ReadMethod:
 
 
 READ_METHODS = {
-    "tcp": ReadMethod("tcp", "mooncake-transfer-engine-non-cuda", on_host=True),  # by RDMA if it finds a card for it
-    "ascend": ReadMethod("ascend", "mooncake-transfer-engine-npu", on_host=False),  # HCCS or RoCE; never run by us
+    "tcp": ReadMethod("tcp", "mooncake-transfer-engine-non-cuda", on_host=True),  # by RDMA if it finds a card
+    "ascend": ReadMethod("ascend", "mooncake-transfer-engine-npu", on_host=False),  # HCCS or RoCE; we have never run it
 }
 
 
@@ -66,7 +66,7 @@ class StagingMemory(Protocol):
         ...
 
     def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
-        """Copy from `start` to the target's runs; return their digest (0 without), None if `stop` interrupted it."""
+        """Copy from `start` to the target's runs; return their digest (0 without `digests`), None if `stop` was set."""
         ...
 
 
@@ -194,7 +194,7 @@ def lacking(package: str = READ_METHODS["tcp"].package) -> str | None:
         if "libibverbs" in str(error):
             return f"{error}: install Debian's libibverbs1"
         return f"the package {package} is missing ({error}): {remedy}"
-    if package != host_build and is_installed(host_build):  # it would read addresses of the device
+    if package != host_build and is_installed(host_build):  # it would take them for host addresses
         return f"the package {host_build} reads host memory only: {remedy} in its place"
     return None
 
@@ -225,7 +225,7 @@ def warn_about_ports(host: str) -> None:
 
 
 def open_ports() -> list[int]:
-    """Return mooncake's TCP ports that are open on all interfaces; this process opens its own there only by option."""
+    """Return mooncake's TCP ports that are open on all interfaces, where pdserve's own are only on request."""
     inodes = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -249,7 +249,7 @@ def open_ports() -> list[int]:
 
 
 def _port_range() -> tuple[int, int]:
-    """Return the range of the engine's two ports, read from the environment as it does: invalid values are ignored."""
+    """Return the engine's port range from the environment, read as the engine reads it: invalid values are ignored."""
     texts = [os.environ.get(name) for name in _PORT_VARIABLES]
     try:
         first, last = (

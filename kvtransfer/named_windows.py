@@ -20,7 +20,7 @@ class WindowNamer:
     """The sender's half. Used by the link's writer thread only."""
 
     def __init__(self) -> None:
-        self._named: dict[tuple[int, int, int], tuple[int, tuple[int, ...]]] = {}  # keeps the tuples, so their ids too
+        self._named: dict[tuple[int, int, int], tuple[int, tuple[int, ...]]] = {}  # keeps the tuples: ids stay valid
         self._last = 0
 
     def encode(self, frame: Frame) -> bytes:
@@ -58,9 +58,7 @@ class WindowNames:
     def _name(self, frame: Frame) -> BlockWindow:
         maximum = frame.end - frame.start + 1  # a block holds at least one token
         if len(frame.block_ids) > maximum:
-            raise HandoffFailed(
-                f"frame {frame.number} names {len(frame.block_ids)} blocks, at most {maximum} are allowed"
-            )
+            raise HandoffFailed(f"frame {frame.number} names {len(frame.block_ids)} blocks, but the limit is {maximum}")
         offset = frame.start % self._block_size
         window = BlockWindow(frame.block_ids, offset, offset + frame.end - frame.start)
         self._named.pop(frame.window, None)

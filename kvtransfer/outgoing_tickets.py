@@ -46,7 +46,7 @@ class OutgoingTickets:
         self, settings: LinkSettings, outbox: Outbox, outlet: Outlet, transport: str, digests: bool,
         receiver: Rank = ONLY_RANK,
     ) -> None:  # fmt: skip
-        """`receiver` is the rank of D at the other end, which is sent its heads."""
+        """`receiver` is the rank of D at the other end, which is sent only its own heads."""
         self._settings, self._outbox, self._outlet = settings, outbox, outlet
         self._transport, self._digests = transport, digests
         self._slots = SlotMap(settings.memory.layout, region_of(settings.memory))
@@ -75,7 +75,7 @@ class OutgoingTickets:
     def handle(self, op: TicketOp, *, more_queued: bool = False) -> None:
         """Apply one op; an error ends only the op's own ticket. Raises LinkLost.
 
-        `more_queued`: more puts wait, so tensors share frames as large as possible, since each has a fixed cost.
+        `more_queued`: more puts wait, so tensors share frames as large as possible, since each frame has a fixed cost.
         Otherwise frames are smaller, so that D moves one while P digests the next.
         """
         if isinstance(op, Begin):
@@ -183,9 +183,9 @@ class OutgoingTickets:
                 self._end(entry, from_name(abort.error, abort.reason))
 
     def _finish(self, entry: _OpenTicket, op: FinishTicket) -> None:
-        """Commit what was digested, or without digests what was sent, while the blocks were held.
+        """Commit only if the blocks were held while their data was digested or, without digests, sent.
 
-        An abort frees them before its Drop is handled here: data digested since then may be another prompt's.
+        An abort frees the blocks before its Drop is handled here: data digested since then may be another prompt's.
         """
         catch_up = self._settings.catch_up
         if catch_up is not None or not self._digests:
@@ -216,7 +216,7 @@ class OutgoingTickets:
             self._outbox.flush()  # send what is complete before waiting for the mark
             self._wait_for_event(put.mark)
         ticket = entry.ticket
-        tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
+        tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # may be empty
         wanted = ((tensor, ticket.wanted(tensor, put.start, put.end)) for tensor in tensors)
         max_bytes = self._outlet.max_frame_bytes
         shared_bytes = max_bytes if more_queued else FRAME_BYTES
@@ -257,7 +257,7 @@ class OutgoingTickets:
         self._announce_frame(frame, source)
 
     def _confirm(self, ticket: SenderTicket, read: Read) -> None:
-        """Confirm that the blocks are held. Before they are freed the ticket is dropped here, in the queue's order."""
+        """Confirm that the blocks were held: an abort queues its Drop before it frees them, and READ came first."""
         if not ticket.holds(self._settings.clock()):
             raise HandoffFailed(f"ticket {ticket.ticket_id} is {ticket.state} or its lease expired: it holds no blocks")
         self._outbox.add([encode(Held(read.ticket_id, read.epoch))])
@@ -266,7 +266,9 @@ class OutgoingTickets:
         try:
             return self._slots.place(tensor, window, self._part.heads[tensor], num_tensors)
         except IndexError as error:
-            raise HandoffFailed(f"the blocks put do not hold tokens [{window.start}, {window.end}): {error}") from error
+            raise HandoffFailed(
+                f"the blocks that were put do not hold tokens [{window.start}, {window.end}): {error}"
+            ) from error
 
     def _announce_frame(self, frame: Frame, source: RegionRuns) -> None:
         if self._settings.failpoints.hit("kv.send.mid"):

@@ -4,9 +4,9 @@
     beside a loaded link a second link is dialled; while a worse transport is in use, a better one is tried again, or
     tried for the first time if its set-up is slow or it must be measured first
 
-Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained. One that
-must be measured first is closed again unless it is faster than the one in use; while it is in use the others, which may
-have failed when it was measured, are tried and measured against it.
+Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained. A link that
+must be measured first is closed again unless it is faster than the one in use. While it is in use, the others, which
+may have failed when it was measured, are tried and measured against it.
 """
 
 import threading
@@ -89,7 +89,7 @@ class Peer:
             )  # fmt: skip
 
     def remember(self, gone: LinkStatus) -> None:
-        """Add the counts of an earlier process of this instance, which is forgotten, to this one's."""
+        """Add to this peer's counts those of an earlier process of its instance, which is being forgotten."""
         with self._lock:
             num_bytes, failures, fallbacks = self._past
             self._past = num_bytes + gone.bytes_sent, failures + gone.failures, fallbacks + gone.fallbacks
@@ -221,7 +221,7 @@ class Peer:
             _log.info("kv_link_back", peer=self.key.instance_id, transport=best.transport)
 
     def down(self, link: Link, error: PdserveError | None) -> None:
-        """A link has ended: its transport rests, unless it was closed normally or none works (link.LinkOwner)."""
+        """A link has ended: its transport rests, unless the link was closed normally or none works (link.LinkOwner)."""
         with self._lock:
             self._idle_since = self._settings.clock()
             trial, self._trial = self._trial, None if link is self._trial else self._trial

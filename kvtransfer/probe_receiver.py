@@ -27,7 +27,7 @@ class ProbeReceiver:
         self._expected: int | None = None
 
     def handle(self, signal: Signal) -> None:
-        """Handle PING by an answer at once, or PROBE, whose frame must come next. Raises WireError."""
+        """Answer a PING at once, or record a PROBE, whose frame must come next. Raises WireError."""
         if self._expected is not None:
             raise WireError(f"received {signal.kind.name}, expected the FRAME of probe {self._expected}")
         if signal.kind is MessageType.PING:

@@ -1,4 +1,5 @@
-"""CHALLENGE and PROOF: before WELCOME both ends of a link prove the cluster secret over both nonces and HELLO's bytes.
+"""CHALLENGE and PROOF: before WELCOME each end proves that it holds the cluster secret, over both nonces and HELLO.
+
 CHALLENGE | nonce 16 bytes | proof 32 bytes | texts: fingerprint, host |
 PROOF     | proof 32 bytes | texts: fingerprint, host |
 
@@ -48,7 +49,7 @@ class Proof:
 def check_peer(stream: Stream, trust: Trust) -> None:
     """Raise for a peer that must not even start the handshake.
 
-    Incompatible: an unlisted address and no secret. Unavailable: another user's Unix socket; TCP may work.
+    Incompatible for an unlisted address without a secret, Unavailable for another user's Unix socket (TCP may work).
     """
     sock = stream.socket
     try:
@@ -69,7 +70,7 @@ def make_challenge(trust: Trust, hello: Hello, hello_body: bytes) -> Challenge:
 
 
 def check_challenge(trust: Trust, hello: Hello, hello_body: bytes, challenge: Challenge) -> None:
-    """Raise Incompatible unless the receiver has proven our secret, or neither has one."""
+    """Raise Incompatible unless the receiver has proven that it holds our secret, or neither end has one."""
     _check(trust, Side.SERVER, challenge, _prover(trust, hello, challenge.nonce, hello_body), hello.receiver_id)
 
 
@@ -85,7 +86,7 @@ def no_proof(trust: Trust) -> Proof:
 
 
 def check_proof(trust: Trust, hello: Hello, hello_body: bytes, challenge: Challenge, proof: Proof) -> None:
-    """Raise Incompatible unless the sender has proven our secret, or neither has one."""
+    """Raise Incompatible unless the sender has proven that it holds our secret, or neither end has one."""
     _check(trust, Side.CLIENT, proof, _prover(trust, hello, challenge.nonce, hello_body), hello.sender_id)
 
 
@@ -130,7 +131,8 @@ def _check(trust: Trust, side: Side, message: Challenge | Proof, prover: Prover 
         raise Incompatible(differ(trust.secret, trust.host, peer_fingerprint, peer))
     if prover is not None and not prover.holds(side, message.proof):
         raise Incompatible(
-            f"{peer} claims this cluster's secret {peer_fingerprint} (known on {trust.host}) but cannot prove it"
+            f"{peer} claims to hold this cluster's secret {peer_fingerprint} (known on {trust.host}) "
+            "but cannot prove it"
         )
 
 

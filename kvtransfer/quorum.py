@@ -5,7 +5,7 @@
 
 A ready share waits for `settle`; until then its errors are reported, not acted upon. The first decision is final:
 committed when the last share is ready and the owner accepts the prompt, ended at the first error. The owner is
-notified of an end when no rank moves bytes of the ticket any more. One rank works in the same way.
+notified of an end when no rank moves bytes of the ticket any more. An instance with one rank works in the same way.
 """
 
 import threading
@@ -41,7 +41,7 @@ class ShareReports(Protocol):
         ...
 
     def catch_up(self) -> None:
-        """Handle rank 0's messages so far: a ticket that a sender names was reserved before the sender knew it."""
+        """Handle rank 0's messages so far: a ticket that a sender names was reserved before the sender knew of it."""
         ...
 
 
@@ -113,7 +113,7 @@ class Quorum:
         self.shares.append(shares)
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
-        """Open a ticket on every rank. It may have ended when this returns; its owner was notified then.
+        """Open a ticket on every rank. It may already have ended when this returns; then its owner has been notified.
 
         Raises ValueError for inconsistent numbers or an id in use, Unavailable once it is closed.
         """
@@ -124,7 +124,7 @@ class Quorum:
             if self._closed is not None:
                 raise Unavailable(f"no more tickets are opened: {self._closed}")
             if ticket_id in self._entries:
-                raise ValueError(f"ticket {ticket_id} exists")
+                raise ValueError(f"ticket {ticket_id} already exists")
             entry = self._entries[ticket_id] = _Entry(blocks)
         try:
             for share in self.shares:
@@ -205,7 +205,7 @@ class Quorum:
             self.events.committed(ticket_id, description, entry.block_ids, entry.kv_bytes)
         except PdserveError as error:
             return error
-        except Exception as error:  # noqa: BLE001  a defect of the owner ends this ticket only
+        except Exception as error:  # noqa: BLE001  a defect in the owner ends this ticket only
             _log.error("kv_commit_failed", error, ticket=ticket_id)
             return InternalError(f"the commit of ticket {ticket_id} failed: {error}")
         return None
@@ -232,5 +232,5 @@ class Quorum:
         _log.info("kv_ticket_ended", ticket=ticket_id, reason=entry.reason)
         try:
             self.events.ended(ticket_id, entry.block_ids, entry.reason)
-        except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets open
+        except Exception as error:  # noqa: BLE001  a defect in the owner must not keep other tickets open
             _log.error("kv_ticket_end_not_handled", error, ticket=ticket_id)

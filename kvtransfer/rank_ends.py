@@ -66,7 +66,7 @@ class RankReceiver(Protocol):
         ...
 
     def end_links(self) -> list[threading.Thread]:
-        """Close listeners and connections, once none is accepted; return their threads, which are about to end."""
+        """Close listeners and connections, once no more are accepted; return the threads, which are about to end."""
         ...
 
     def close(self) -> None:

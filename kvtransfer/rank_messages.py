@@ -32,7 +32,7 @@ class RankMessage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankTransferSettings:
-    """Settings with which a rank sends and receives its part: of its instance, its links and its trusted peers.
+    """Settings with which a rank sends and receives its part: those of its instance, links and trusted peers.
 
     `step_s` is the instance's --rank-timeout. `secret` is the cluster secret's bytes in hex digits. `addresses` and
     `loopback` are those of security/trust.Trust.

@@ -6,7 +6,7 @@ rank 0 == Unix socket ==> received: in order, by the receiving thread, or by a l
 A ticket that a link's peer names may still be in rank 0's queue, and so may the abort of one about to be committed:
 the link's thread sends CATCH_UP, and handles messages until CAUGHT_UP arrives, which follows all earlier ones.
 
-Rank 0 decides on tickets: the receiver here requests nothing, and only reports on its shares.
+Rank 0 decides on tickets; the receiver here only reports on its shares.
 """
 
 import contextlib
@@ -188,7 +188,7 @@ class RankTransfer:
                 self._reports.take(message)
 
     def _await_marks(self, ticket_id: str, count: int) -> bool:
-        """Wait until this rank has launched what rank 0 had when it reported a layer; if it is late, end the ticket."""
+        """Wait until this rank has launched what rank 0 had when it reported a layer; end the ticket on a timeout."""
         pool = device_memory(self._memory)
         if pool is None or pool.await_marks(count, _SEND_S):
             return True
@@ -269,7 +269,7 @@ class Reports:
         raise InternalError(f"ticket {ticket_id} was requested from a rank other than 0, which opens none")
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """Request rank 0 to end a ticket."""
+        """Request that rank 0 end a ticket."""
         self.share_ended(ticket_id, HandoffFailed(reason))
 
     def close(self, reason: str) -> None:

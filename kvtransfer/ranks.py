@@ -42,7 +42,7 @@ def count_ranks(endpoints: Sequence[KvEndpoint]) -> int:
     """Return the number of listening ranks. Raises Incompatible, with value and limit, if there are too many."""
     last = max((endpoint.rank for endpoint in endpoints), default=0)
     if not 0 <= last < MAX_RANKS:
-        raise Incompatible(f"an endpoint has KV rank {last}, an instance has at most {MAX_RANKS} ranks")
+        raise Incompatible(f"an endpoint has KV rank {last}, but an instance has at most {MAX_RANKS} ranks")
     return last + 1
 
 
@@ -54,7 +54,7 @@ class Senders:
         self._parts: dict[int, dict[int, RankHeads]] = {}
 
     def of(self, num_senders: int) -> Mapping[int, RankHeads]:
-        """Return the parts by P rank, ascending, of the ranks that send anything: at least one."""
+        """Return the parts by P rank, ascending, for the ranks that send anything, at least one."""
         known = self._parts.get(num_senders)
         if known is None:
             parts = {p: part_between(self.tensors, Rank(p, num_senders), self.receiver) for p in range(num_senders)}

@@ -135,7 +135,7 @@ class KvReceiver:
         return self._threads
 
     def end_links(self) -> list[threading.Thread]:
-        """Close listeners and connections, once none is accepted; return their threads, which are about to end."""
+        """Close listeners and connections, once no more are accepted; return the threads, which are about to end."""
         for sock, _ in self._listeners.values():
             sock.close()
         links = list(self._links.values())
@@ -171,7 +171,7 @@ class KvReceiver:
             sock.close()
 
     def _take(self, sock: socket.socket, address: str | None) -> None:
-        """Start a connection's thread; it is over TCP if it has an `address`."""
+        """Start a connection's thread; `address` is None for a Unix socket."""
         full = len(self._links) >= _MAX_CONNECTIONS or self._closing.is_set()
         if full or not self._may_connect(sock, address):
             self._table.count(refused_connections=1)

@@ -1,4 +1,4 @@
-"""What a receiver counts: one figure for each reason that operators look for."""
+"""The counters of a receiver: one for each cause that operators look for."""
 
 from dataclasses import dataclass
 

@@ -42,7 +42,7 @@ class Routes:
             return True
 
     def is_open(self, ticket_id: str) -> bool:
-        """Return whether the ticket has not been removed: until then its blocks are held. Any thread."""
+        """Return whether the ticket has not been removed: while it is open, its blocks are held. Any thread."""
         return ticket_id in self._routes
 
     def links(self, ticket_id: str) -> tuple[Link, ...]:

@@ -53,7 +53,7 @@ class SenderTicket:
         return self.state in (SenderState.ACKED, SenderState.ABORTED, SenderState.EXPIRED)
 
     def wanted(self, tensor: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the parts of [start, end) that the receiver needs and that were not sent. Raises HandoffFailed."""
+        """Return the parts of [start, end) that the receiver needs and has not been sent. Raises HandoffFailed."""
         terms = self._terms
         if self.state not in (SenderState.HELD, SenderState.SENDING):
             return []
@@ -84,7 +84,7 @@ class SenderTicket:
     def resend(self, number: int) -> Frame:
         """Return frame `number` to be sent again. Raises HandoffFailed if it does not exist or was resent before."""
         if self.state not in (SenderState.SENDING, SenderState.SENT) or number >= len(self._frames):
-            raise HandoffFailed(f"a resend of frame {number} is requested, {len(self._frames)} frames were sent")
+            raise HandoffFailed(f"a resend of frame {number} is requested, but only {len(self._frames)} were sent")
         if number in self._resent:
             raise HandoffFailed(f"a second resend of frame {number} is requested")
         self._resent.add(number)
@@ -130,7 +130,7 @@ class SenderTicket:
         return True
 
     def progressed(self, now: float) -> None:
-        """Record that at `now` bytes of it were still being sent, or that what it waits for made progress."""
+        """Record that at `now` its bytes were still being sent, or the work that it waits for made progress."""
         self._progressed = max(self._progressed, now)
 
     def receiver_renewed(self, now: float) -> None:

@@ -35,7 +35,7 @@ _LEAD = b"F"
 
 
 def host_id() -> str:
-    """Return an id that two processes share exactly if they can reach each other's abstract sockets."""
+    """Return an id that two processes share if and only if they can reach each other's abstract sockets."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot_id = file.read().strip()
     return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
@@ -115,9 +115,11 @@ class ShmInlet:
         except OSError as error:
             raise Unavailable(f"the pool of {hello.sender_id} is not a memfd: {error}") from error
         if seals & POOL_SEALS != POOL_SEALS:
-            raise Unavailable(f"the pool of {hello.sender_id} has seals {seals:#x}, required are {POOL_SEALS:#x}")
+            raise Unavailable(f"the pool of {hello.sender_id} has seals {seals:#x}, but {POOL_SEALS:#x} are required")
         if size != layout.total_bytes:
-            raise Unavailable(f"the pool of {hello.sender_id} has {size} bytes, its layout {layout.total_bytes}")
+            raise Unavailable(
+                f"the pool of {hello.sender_id} has {size} bytes, but its layout has {layout.total_bytes}"
+            )
         try:
             self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except OSError as error:
@@ -126,18 +128,18 @@ class ShmInlet:
         self._slots, self._names = SlotMap(layout, self._view), WindowNames(layout.block_size)
 
     def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
-        """Copy from the sender's blocks to the target, with digests."""
+        """Copy from the sender's blocks to the target, with digests if the link has them."""
         return move_blocks(self._slots, self._names, frame, target, stop, digests=self._digests)
 
     def skip(self, frame: Frame) -> None:
-        """Read the header's block names, which later frames may refer to: the stream has nothing else of the frame."""
+        """Record the header's block ids, which later frames may refer to; the stream carries no payload to skip."""
         skip_blocks(self._names, frame)
 
     def close(self) -> None:
-        """Unmap the pool, after the slots, which have a view of it too."""
+        """Unmap the pool, after dropping the slots, which hold a view of it too."""
         del self._slots
         self._view.release()
-        with contextlib.suppress(BufferError):  # a traceback still has a slice: unmapped when that is gone
+        with contextlib.suppress(BufferError):  # a traceback still holds a slice: unmapped once that is gone
             self._map.close()
 
 
@@ -158,7 +160,7 @@ def move_blocks(
 
 
 def skip_blocks(names: WindowNames, frame: Frame) -> None:
-    """Record the block names of a frame that is not needed."""
+    """Record the block ids of a frame that is not needed."""
     with contextlib.suppress(HandoffFailed):
         names.window_of(frame)
 

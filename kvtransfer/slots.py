@@ -19,7 +19,7 @@ class _Row(NamedTuple):
 
 
 class BlockWindow:
-    """Tokens [start, end) of a block table cut to their blocks; `start` counts from the first of these blocks.
+    """Tokens [start, end) and the blocks that hold them; `start` counts from the beginning of the first block.
 
     It caches the runs computed for it, by slot size, heads and number of tensors, so it must be used with one pool
     only; it is meant to be reused.
@@ -112,7 +112,7 @@ class SlotMap:
 
 
 def _count_equal(layout: PoolLayout) -> list[int]:
-    """Return for each tensor how many, starting with it, have equal slots and heads: those are equally far apart."""
+    """Return for each tensor how many in a row, starting with it, have equal slots and heads, so equal distances."""
     kinds = [(one.token_bytes, one.head_bytes, held) for one, held in zip(layout.tensors, layout.heads, strict=True)]
     counts = [1]
     for kind, after in itertools.pairwise(reversed(kinds)):

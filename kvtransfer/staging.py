@@ -37,7 +37,7 @@ class Staging:
         self._mover.copy(source, RegionRuns(self._region, start, whole(source.runs.num_bytes)), _NEVER)
 
     def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
-        """Copy from `start` to the target's runs; return their digest (0 without), None if `stop` interrupted it."""
+        """Copy from `start` to the target's runs; return their digest (0 without `digests`), None if `stop` was set."""
         return move(RegionRuns(self._region, start, whole(target.runs.num_bytes)), target, stop, digests=digests)
 
 

@@ -11,7 +11,7 @@ import threading
 
 
 class SuspectFrames:
-    """Owner of the frames not yet counted as either, by link and ticket. Thread-safe."""
+    """Owner of the frames not yet counted as corrupt or dropped, by link and ticket. Thread-safe."""
 
     def __init__(self) -> None:
         self._by_link: dict[int, dict[str, set[int]]] = {}

@@ -103,7 +103,9 @@ class TcpInlet:
         """Receive into the slots and digest them there; small rows and device memory go through a buffer."""
         region, base, runs = target
         if runs.num_bytes != frame.num_bytes:
-            raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, its slots {runs.num_bytes}")
+            raise HandoffFailed(
+                f"frame {frame.number} has {frame.num_bytes} bytes, but its slots have {runs.num_bytes}"
+            )
         if isinstance(region, DeviceRegion) or _is_scattered(target):
             digest = self._move_staged(frame, target, stop)
         elif self._receive(
@@ -141,7 +143,7 @@ class TcpInlet:
 
 
 def _is_scattered(place: RegionRuns) -> bool:
-    """Return whether gathering pays: a piece costs the kernel as much as copying some KiB."""
+    """Return whether gathering pays: a piece costs the kernel as much as copying a few KiB."""
     return place.runs.num_rows > 1 and place.runs.num_bytes < _SMALL_ROW_BYTES * place.runs.num_rows
 
 

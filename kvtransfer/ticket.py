@@ -79,19 +79,19 @@ class ReceiverTicket:
 
     @property
     def description(self) -> bytes:
-        """The description in the accepted commits: that of the first of P's sending ranks."""
+        """The description, which the first of P's sending ranks has put into its commit."""
         return min(self._inflows.values(), key=lambda inflow: inflow.source.rank).description
 
     def accepts_from(self, link: int) -> bool:
-        """Return whether messages of `link` may be about it: before it is opened, those of any link may."""
+        """Return whether `link` may send messages about this ticket; before it is opened, any link may."""
         return link in self._inflows or not self._inflows
 
     def open(
         self, link: int, source: SendingRank, num_tokens: int, first_token: int, now: float, *, receipt: bool = False
     ) -> None:
-        """Bind one rank of P to its link; with `receipt` the rank must send one before its share is ready.
+        """Bind one rank of P to its link; with `receipt` that rank must send one before the share is ready.
 
-        Raises HandoffFailed for an unknown sender and for other tokens.
+        Raises HandoffFailed for an unknown sender or a different token range.
         """
         known = self._inflows.get(link)
         if self.over or (known is None and not self._is_expected(source)):
@@ -99,7 +99,8 @@ class ReceiverTicket:
             raise HandoffFailed(f"ticket {self.ticket_id} is {self.state} and cannot be opened here by {source}{why}")
         if (num_tokens, first_token) != (self.num_tokens, self.first_token):
             raise HandoffFailed(
-                f"tokens [{self.first_token}, {self.num_tokens}) are expected, [{first_token}, {num_tokens}) offered"
+                f"tokens [{self.first_token}, {self.num_tokens}) are expected, "
+                f"but [{first_token}, {num_tokens}) were offered"
             )
         if known is None:
             self._owed = self._senders.of(source.rank.of)
@@ -118,7 +119,7 @@ class ReceiverTicket:
             self._lease_end = max(self._lease_end, now + self._lease_s)
 
     def arrives(self, link: int, now: float) -> None:
-        """Record bytes of some frame on one link: until it is received, no renewal and no commit can arrive either."""
+        """Record that bytes of a frame arrived on one link: until it is complete, no renewal or commit can arrive."""
         if link in self._inflows:
             self.renew(link, now)
             self.progress += 1
@@ -166,14 +167,14 @@ class ReceiverTicket:
     def ready(self) -> bool:
         """Return whether every sending rank of P has committed, every frame is received, and no receipt is missing.
 
-        Raises HandoffFailed if the sums of one differ.
+        Raises HandoffFailed if the sums of one rank differ.
         """
         return self._is_complete() and not any(inflow.owes_receipt for inflow in self._inflows.values())
 
     def request_receipts(self, now: float) -> tuple[int, ...]:
         """Return the links to request the receipt on now: each once, when the frames of all links are received.
 
-        Raises HandoffFailed if the sums of one differ.
+        Raises HandoffFailed if the sums of one rank differ.
         """
         if not self._is_complete():
             return ()
@@ -195,7 +196,7 @@ class ReceiverTicket:
         self._committing = True
 
     def settle(self, refusal: str | None) -> None:
-        """Record that the owner accepted the blocks, or its refusal."""
+        """Record that the owner accepted the blocks, or why it refused them."""
         assert self._committing
         self._committing = False
         self.state = ReceiverState.COMMITTED if refusal is None else ReceiverState.ABORTED
@@ -206,7 +207,7 @@ class ReceiverTicket:
         return self._end(ReceiverState.ABORTED, reason)
 
     def expire(self, now: float) -> bool:
-        """End the ticket if a lease has expired: of a rank of P that has not sent everything, or never opened it."""
+        """End the ticket if the lease has expired of a rank of P that has not sent everything or never opened it."""
         ends = [inflow.lease_end for inflow in self._inflows.values() if inflow.waits_for_sender]
         if not self._inflows or len(self._inflows) < len(self._owed):
             ends.append(self._lease_end)

@@ -307,7 +307,7 @@ class TicketTable:
         self._failpoints.hit("kv.after_ack")
 
     def _end(self, ticket: ReceiverTicket, reason: str, *, except_link: int | None = None) -> None:
-        """End a share and so the ticket; notify every sender but the one on `except_link`."""
+        """End a share, and with it the ticket; notify every sender except the one on `except_link`."""
         error = HandoffFailed(reason)
         with self._lock:
             ended, waits = ticket.abort(reason), ticket.committing

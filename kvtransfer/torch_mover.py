@@ -9,8 +9,8 @@ the memory it is read from; for it every byte is copied to the host once on each
 thread. So with digests a link between devices is as fast as that copy, and without them as fast as the devices.
 
 A move has completed when it returns: it waits for events of its own stream only, never for the whole device. It first
-waits until its source is ready, at most `ready_s`, with nothing launched; from then on it waits for its own kernels
-only, as long as they take: when a move has returned, its caller may free the target's bytes.
+waits, for at most `ready_s` and with nothing launched, until its source is ready. After that it waits only for its own
+kernels, however long they take, so that the caller may free the target's bytes once the move has returned.
 """
 
 import contextlib

@@ -57,7 +57,7 @@ def _merge_two(one: LinkStatus, other: LinkStatus) -> LinkStatus:
 
 
 def _transport_if_slower(text: str) -> str:
-    """Return the transport of a reason that has rates, which differ between ranks, and any other text unchanged."""
+    """Return a reason without its rates, which differ between ranks: the transport alone; any other text unchanged."""
     transport, _, reason = text.partition(": ")
     return transport if is_slower(reason) else text
 

@@ -4,7 +4,7 @@ python -P -m kvtransfer.process_group.child CHANNEL_FD PARENT_PID
 
     main thread: the serving process's messages --> issuing thread: the calls, each of which may hang --> waiter thread
 
-Every limit is the serving process's, which kills this one. It also ends with the serving process.
+The serving process enforces every time limit by killing this process, which also ends with it.
 """
 
 import os
@@ -40,9 +40,9 @@ _WAIT = timedelta(seconds=60)  # for completed work; without a limit some backen
 
 
 class _Reports:
-    """Our end of the channel for sending, which two threads do. Implements exchange.SetupStream for the group's store.
+    """Our sending end of the channel, used by two threads. Implements exchange.SetupStream for the group's store.
 
-    As such it relays the link's messages, which only the serving process can send and receive.
+    As a SetupStream it relays the link's messages, which only the serving process can send and receive.
     """
 
     def __init__(self, channel: Channel[GroupMessage]) -> None:
@@ -115,7 +115,7 @@ class GroupProcess:
                 work = issued.result()
                 if work is not None:
                     _wait_for_work(work)
-            except Exception as error:  # noqa: BLE001  torch raises any exception; the serving process gets its text
+            except Exception as error:  # noqa: BLE001  torch may raise anything; the serving process gets the text
                 self._reports.report(GroupMessage.FAILED, str(error).encode())
             else:
                 self._reports.report(GroupMessage.DONE)
@@ -132,7 +132,7 @@ def _wait_for_work(work: Any) -> None:
 def main(argv: Sequence[str]) -> int:
     """Serve one group until the channel closes; return the exit status."""
     channel = Channel(socket.socket(fileno=int(argv[0])), GroupMessage)
-    end_with(int(argv[1]))  # the group's thread there, which outlives this process
+    end_with(int(argv[1]))  # the group's thread in the serving process outlives this process
     start_ticker()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -21,7 +21,7 @@ def device_of(memory: PoolMemory) -> str:
 
 
 class GroupDevice:
-    """Shared by all links of one device, of both halves of an instance; it exists while one of them does."""
+    """Shared by all links of one device, in both halves of an instance; it exists as long as any of these links."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class GroupDevice:
         return self._issue.submit(task)
 
     def stream(self, collective: Collective) -> Callable[[], AbstractContextManager[object]]:
-        """Return the stream on which all its links issue: it stays empty, and torch has few."""
+        """Return the stream on which all links of the device issue. It stays empty, so they share it: torch has few."""
         with self._lock:
             self._stream = self._stream or collective.new_stream(self.name)
             return self._stream

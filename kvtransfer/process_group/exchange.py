@@ -153,6 +153,6 @@ class SetupExchange:
             raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error
         if kind is SetupKind.KEY:
             if not key.startswith(self._prefix):
-                raise WireError(f"the key {key[:80]!r} is not of the group {self._prefix!r}")
+                raise WireError(f"the key {key[:80]!r} does not belong to the group {self._prefix!r}")
             self.keep(key.removeprefix(self._prefix), value)
         return kind, value

@@ -7,8 +7,8 @@
                     stuck in a call -> UNFREED with its epoch, never used again -> freed
 
 An operation that hangs blocks only this group's waiter thread, and no other link. A call that hangs blocks no other
-link either: the first operation, which may create the communicator, the abort and the end of the group are calls on its
-set-up thread. Collectives that allow neither (`own_process`): remote_group.py.
+link either: the calls that may (the first operation, which may create the communicator, the abort, and the end of the
+group) run on the group's set-up thread. remote_group.py is for collectives that allow neither (`own_process`).
 """
 
 import queue
@@ -41,7 +41,7 @@ _FIRST_POLL_S, _LAST_POLL_S = 0.0002, 0.005
 class Group:
     """Owner of one group and its threads; `keep` is the memory that operations may access while it exists.
 
-    Operations are started by one thread, `close` is called from any. `peer` is the other end's rank. `set_up` is the
+    Operations are started by one thread; any thread may call `close`. `peer` is the other end's rank. `set_up` is the
     thread that made the group. An operation is issued within the progress timeout, and may then take `operation_s`.
     """
 
@@ -100,7 +100,7 @@ class Group:
 
     def _post(self, operation: Callable[[], Any]) -> "Future[None]":
         def issued() -> Any:
-            with self._stream():  # empty: the memory was complete before
+            with self._stream():  # an empty stream: the memory is complete already
                 return operation()
 
         done: Future[None] = Future()
@@ -128,7 +128,7 @@ class Group:
             try:
                 work = self._wait_until_issued(issued)
                 self._wait_for_work(work)
-            except Exception as error:  # noqa: BLE001  torch raises any exception; the caller gets LinkLost
+            except Exception as error:  # noqa: BLE001  torch may raise anything; the caller gets LinkLost
                 self._set_fault(error)
                 done.set_exception(LinkLost(f"the group failed: {self._fault}"))
             else:
@@ -152,7 +152,7 @@ class Group:
             raise LinkLost(self._fault)
         limit_s = self._timeouts.operation_s
         if not self._collective.polls:
-            until = time.monotonic() + limit_s  # gloo's own limit counts all time
+            until = time.monotonic() + limit_s  # gloo's own limit includes time in which this process cannot run
             try:
                 work.wait(timedelta(seconds=limit_s))
             except RuntimeError:

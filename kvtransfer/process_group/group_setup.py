@@ -8,8 +8,8 @@
     both      DONE
 
 A turn ends after twice the connect timeout, or twice the creation time of the collective; a creation that is running
-then ends within as much again. A peer that stops during a set-up delays other set-ups of the device for that long, not
-for the progress timeout. It delays no link that is set up.
+then has the same time again to end. A peer that stops during a set-up delays other set-ups of the device for that long,
+not for the progress timeout. It delays no link that is set up.
 
 The leader is the end with the smaller (instance, epoch, rank). It takes its own turn first, then sends TURN; the other
 end tries for a short time and sends BUSY: the leader then releases its turn. So A -> B, B -> C, C -> A never deadlock.
@@ -57,7 +57,7 @@ def make_group(
     staging: "GroupStaging",
     timeouts: Timeouts,
 ) -> Group:
-    """Return this end's group, proven to reach the other. Raises LinkLost, WireError, Unavailable.
+    """Return this end's group once it is proven to reach the other end. Raises LinkLost, WireError, Unavailable.
 
     The group owns the lease afterwards; if this raises, the lease is released.
     """
@@ -122,7 +122,7 @@ def agree(exchange: SetupExchange, collective: Collective, rank: int, timeouts: 
         return
     peer_terms = exchange.receive([SetupKind.TERMS], timeouts.progress_s)[1].decode("utf-8", "replace")
     if peer_terms != own_terms:
-        raise Unavailable(f"groups are made with {own_terms} here, with {peer_terms[:200]} there")
+        raise Unavailable(f"groups are made with {own_terms} here, but with {peer_terms[:200]} there")
 
 
 def _is_leader(hello: Hello, rank: int) -> bool:
@@ -215,7 +215,7 @@ def _make(
     except TimeoutError:
         if made.cancel():
             raise LinkLost(f"{device} did not issue the operation within its turn") from None
-        return result_within(made, _TURN * timeouts.connect_s)  # running: a timeout each for keys and connection
+        return result_within(made, _TURN * timeouts.connect_s)  # running: one timeout for keys, one to connect
 
 
 def prove(group: LinkGroup, staging: "GroupStaging", hello: Hello, rank: int, timeout_s: float) -> None:

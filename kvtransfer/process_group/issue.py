@@ -13,7 +13,7 @@ _JOIN_S = 2.0
 
 
 def result_within(future: "Future[_T]", timeout_s: float) -> _T:
-    """Return a future's result. Raises TimeoutError once this process could run for `timeout_s` without it."""
+    """Return a future's result. Raises TimeoutError after `timeout_s` of time in which this process could run."""
     deadline = run_time() + timeout_s
     while True:
         try:

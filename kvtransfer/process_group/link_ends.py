@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kvtransfer.process_group.payload import GroupStaging
 
 MAX_PAYLOAD_BYTES = 4 << 20
-# Headers of frames below the outbox's batch (1 MiB, 512 headers) may not have been sent yet, and their payload is
-# received only after them. Space for three largest frames and twice the headers always fits one more frame.
+# The outbox may still hold the headers of up to a batch of frames (1 MiB, 512 headers), and a payload is received only
+# after its header. So space for three of the largest frames and twice as many headers always has room for one more.
 OUTLET_BYTES = 3 * MAX_PAYLOAD_BYTES
 _MAX_UNDER_WAY = 1_024
 _POLL_S = 0.1
@@ -108,7 +108,9 @@ class GroupInlet:
         if frame.num_bytes > MAX_PAYLOAD_BYTES:
             raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, the limit is {MAX_PAYLOAD_BYTES}")
         if target.runs.num_bytes != frame.num_bytes:
-            raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, its slots {target.runs.num_bytes}")
+            raise HandoffFailed(
+                f"frame {frame.number} has {frame.num_bytes} bytes, but its slots have {target.runs.num_bytes}"
+            )
         self._arriving = self._group.receive(self._staging, frame.num_bytes)
         if not self._waiter.wait(self._arriving, stop):
             return None

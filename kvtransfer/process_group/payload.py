@@ -1,4 +1,4 @@
-"""The only code that accesses pool bytes: into staging memory before sending, from it into the slots after receiving.
+"""The only code that accesses pool bytes: copies them to staging memory for sending, and to the slots after receiving.
 
 A device's group sends from that device's memory: pool -> staging -> group is one copy, and no byte leaves the device
 except for its digest (kvtransfer/torch_mover.py). Needs torch.
@@ -41,7 +41,7 @@ class GroupStaging(Protocol):
         ...
 
     def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
-        """Copy from `start` to the target's runs; return their digest (0 without), None if `stop` interrupted it."""
+        """Copy from `start` to the target's runs; return their digest (0 without `digests`), None if `stop` was set."""
         ...
 
 
@@ -55,7 +55,7 @@ def make_staging(device: torch.device | str, num_bytes: int, *, on_host: bool) -
     try:
         return DeviceStaging(num_bytes, device)
     except torch.OutOfMemoryError as error:
-        raise Unavailable(f"no {num_bytes} bytes of staging memory on {device}: {error}") from error
+        raise Unavailable(f"cannot allocate {num_bytes} bytes of staging memory on {device}: {error}") from error
 
 
 def share_staging(device: torch.device | str, num_bytes: int) -> tuple[SharedMemory, GroupStaging]:
@@ -63,7 +63,7 @@ def share_staging(device: torch.device | str, num_bytes: int) -> tuple[SharedMem
     try:
         memory = open_device(str(device)).share_memory(num_bytes)
     except (OSError, RuntimeError) as error:
-        raise Unavailable(f"no {num_bytes} bytes of shared staging memory on {device}: {error}") from error
+        raise Unavailable(f"cannot allocate {num_bytes} bytes of shared staging memory on {device}: {error}") from error
     return memory, DeviceStaging(num_bytes, device, memory=memory.tensor)
 
 

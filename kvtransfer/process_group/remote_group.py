@@ -54,7 +54,7 @@ _UNFREED: defaultdict[str, set[str]] = defaultdict(set)
 class RemoteGroup:
     """Owner of the group's process, the thread that started it, and the staging that both map.
 
-    Operations are started by one thread, `close` is called from any; see LinkGroup. Until `set_up_ended` the thread
+    Operations are started by one thread; any thread may call `close`. See LinkGroup. Until `set_up_ended` the thread
     uses the link's stream, and every operation may take as long as the set-up. If the group fails, it ends the link.
     """
 
@@ -128,7 +128,7 @@ class RemoteGroup:
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
                 self._process.close()
-            self._process.wait(None)  # only then does nothing access the staging
+            self._process.wait(None)  # after that nothing accesses the staging
         self._memory.free()
         with self._lock:
             self._is_freed = True
@@ -154,7 +154,7 @@ class RemoteGroup:
                 raise LinkLost(f"no data was transferred for {self._operation_s:g} s")
 
     def _await_either(self) -> bool:
-        """Wait for a message of the process, or in the set-up for what `_relay` handles; not past the poll interval."""
+        """Wait for a message of the process or, in the set-up, one that `_relay` handles; at most the poll interval."""
         assert self._process is not None, "it was started"
         poll = select.poll()
         poll.register(self._process.connection, select.POLLIN)
@@ -210,7 +210,7 @@ def make_remote_group(
     stream: Stream, hello: Hello, rank: int, collective: Collective, device: str, staging: tuple[str, int],
     timeouts: Timeouts,
 ) -> "tuple[RemoteGroup, GroupStaging]":  # fmt: skip
-    """Return this end's group, proven to reach the other, and its staging; `staging` is a device and a size.
+    """Return this end's group, once it is proven to reach the other end, and its staging; `staging`: device and size.
 
     No other link waits for this: processes make their communicators independently of each other. Raises LinkLost,
     WireError, Unavailable.

@@ -29,7 +29,7 @@ class LinkStore(Store):
         self._exchange, self._maker = exchange, threading.get_ident()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key: on both sides, in the maker's thread."""
+        """Set a key, on both sides if called in the maker's thread, otherwise on this side."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         if self._is_maker():
             self._exchange.set(key, data)

@@ -75,7 +75,7 @@ def test_a_link_to_an_older_process_is_refused_with_both_epochs(transport: str) 
         error = _fail(rig, stale)
 
         assert isinstance(error, InstanceLost)
-        assert "epoch beef, this is decode-0 epoch 4d" in str(error)
+        assert "epoch beef, but this is decode-0 epoch 4d" in str(error)
 
 
 @pytest.mark.parametrize("seals", [0, POOL_SEALS & ~0x0010, POOL_SEALS & ~0x0002])
@@ -83,7 +83,7 @@ def test_an_unsealed_pool_is_refused_with_its_seals(seals: int) -> None:
     with make_rig("shm", sender_seals=seals) as rig:
         error = _fail(rig, rig.open(20, BLOCKS))
 
-        assert f"seals {seals:#x}, required are {POOL_SEALS:#x}" in str(error)
+        assert f"seals {seals:#x}, but {POOL_SEALS:#x} are required" in str(error)
 
 
 def test_a_pool_that_shared_memory_cannot_serve_goes_over_tcp() -> None:

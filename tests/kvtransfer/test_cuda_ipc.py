@@ -113,7 +113,7 @@ def test_the_pool_is_unmapped_when_the_link_ends(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("sender", "words"),
     [
-        ({"num_bytes": LAYOUT.total_bytes + 1}, f"{LAYOUT.total_bytes + 1} bytes, its layout"),
+        ({"num_bytes": LAYOUT.total_bytes + 1}, f"{LAYOUT.total_bytes + 1} bytes, but its layout"),
         ({"memory": bytes(64)}, "cannot be opened: invalid resource handle"),
         ({"offset": 1 << 63}, f"bytes at {1 << 63} are not in an allocation of"),
     ],
@@ -183,7 +183,7 @@ def test_a_missing_part_is_reported_with_a_reason(monkeypatch: pytest.MonkeyPatc
     host_pool = Pool(LAYOUT)
 
     assert CudaIpcTransport(host_pool).unusable() == "the KV pool is host memory"
-    assert CudaIpcTransport(DevicePool(LAYOUT)).unusable() == "the KV pool is on cpu, cuda_ipc supports cuda only"
+    assert CudaIpcTransport(DevicePool(LAYOUT)).unusable() == "the KV pool is on cpu, but cuda_ipc supports only cuda"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert CudaDriver().lacking(cuda_pool) == "torch sees no CUDA device"  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "kvtransfer.cuda_driver", None)

@@ -91,7 +91,7 @@ def test_a_full_device_is_unavailable_and_not_a_defect(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(payload, "DeviceStaging", full)
 
-    with pytest.raises(Unavailable, match="no 11 bytes of staging memory on cuda:1: CUDA out of memory"):
+    with pytest.raises(Unavailable, match="cannot allocate 11 bytes of staging memory on cuda:1: CUDA out of memory"):
         make_staging("cuda:1", 11, on_host=False)
 
 

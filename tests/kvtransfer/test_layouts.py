@@ -262,7 +262,7 @@ def test_a_rank_whose_heads_other_ranks_send_cannot_open() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"receiver_ranks": 2}, "the link is for rank 1 of 2 of decode-0, this is rank 1 of 4"),
+        ({"receiver_ranks": 2}, "the link is for rank 1 of 2 of decode-0, but this is rank 1 of 4"),
         ({"sender_rank": 4, "sender_ranks": 4}, "rank 4 of 4: ranks count from 0, .* at most 256"),
         ({"sender_ranks": 0}, "rank 0 of 0"),
         ({"sender_ranks": 257}, "rank 0 of 257: .* at most 256"),
@@ -302,7 +302,7 @@ def test_a_ticket_of_more_ranks_than_there_can_be_fails_with_a_reason(p_ranks: i
         rig.sender.begin(wild)
 
         assert isinstance(rig.events.failures[ticket.ticket_id], Incompatible)
-        assert "an endpoint has KV rank 1073741824, an instance has at most 256 ranks" in str(
+        assert "an endpoint has KV rank 1073741824, but an instance has at most 256 ranks" in str(
             rig.events.failures[ticket.ticket_id]
         )
 

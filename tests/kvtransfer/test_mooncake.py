@@ -28,7 +28,7 @@ def test_a_frame_outside_the_ring_ends_its_ticket_unread(places: tuple[int, ...]
         rig.hand_over(other, range(5))
         rig.events.wait("acked", other.ticket_id)
 
-        assert "is not in a ring of 16777216" in rig.events.ends[ticket.ticket_id][1]
+        assert "is not within a ring of 16777216" in rig.events.ends[ticket.ticket_id][1]
         raw.stream.close()
 
 

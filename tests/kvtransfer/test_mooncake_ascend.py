@@ -198,7 +198,7 @@ def test_ends_that_read_in_other_ways_refuse_the_link_with_both(
         rig.events.wait("failed", ticket.ticket_id)
 
         error: PdserveError = rig.events.failures[ticket.ticket_id]
-        assert "mooncake uses tcp on cpu, the sender uses ascend" in str(error)
+        assert "mooncake uses tcp on cpu, but the sender uses ascend" in str(error)
 
 
 def test_each_device_kind_has_its_own_way_of_reading_and_package() -> None:

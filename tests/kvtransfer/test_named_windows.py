@@ -61,7 +61,7 @@ def test_a_window_that_was_not_named_is_refused(again: Frame, words: str) -> Non
 def test_more_blocks_than_the_tokens_need_are_refused() -> None:
     names = WindowNames(BLOCK_SIZE)
 
-    with pytest.raises(HandoffFailed, match="frame 0 names 12 blocks, at most 11 are allowed"):
+    with pytest.raises(HandoffFailed, match="frame 0 names 12 blocks, but the limit is 11"):
         names.window_of(Frame("ab" * 16, 1, 0, 0, 0, 0, 10, 0, 2, 64, 0, tuple(range(12)), 1))
 
     assert not names._named

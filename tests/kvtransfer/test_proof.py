@@ -279,7 +279,7 @@ def test_a_receiver_that_only_names_the_fingerprint_gets_no_proof() -> None:
 
         thread = threading.Thread(target=impostor)
         thread.start()
-        with pytest.raises(Incompatible, match=r"decode-0, evil claims this cluster's secret .* but cannot prove it"):
+        with pytest.raises(Incompatible, match=r"evil claims to hold this cluster's secret .* but cannot prove it"):
             dial(make_transports(("tcp",), pool), (endpoint,), hello(), Timeouts(5, DEADLINE_S), SENDER)
         thread.join(DEADLINE_S)
 

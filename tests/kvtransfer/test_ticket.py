@@ -470,7 +470,7 @@ def test_the_same_number_for_other_tokens_is_refused() -> None:
     ticket.accept(frame(0, end=6), LINK)
     assert ticket.finish(LINK, 0, 999, 0.0) is MoveResult.REPEAT
 
-    with pytest.raises(HandoffFailed, match="was resent as another"):
+    with pytest.raises(HandoffFailed, match="was resent with a different range"):
         ticket.accept(frame(0, end=7), LINK)
 
 
