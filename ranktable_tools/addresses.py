@@ -109,7 +109,7 @@ def own_address(
     source: Callable[[socket.AddressFamily, str], str | None] = route_source,
     interfaces: Callable[[], tuple[str, ...]] = interface_addresses,
 ) -> str:
-    """Return this machine's address for other hosts: of the default route, else an interface, else 127.0.0.1."""
+    """Return this machine's address for other hosts: the default route's, else an interface's, else 127.0.0.1."""
     routed = (source(family, unused_address) for family, unused_address in _UNUSED_ADDRESSES)
     for address in (*routed, *interfaces()):
         if address is not None and _is_public(address):

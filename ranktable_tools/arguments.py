@@ -28,7 +28,7 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Parse, but check for unknown flags first: a misspelt flag is a common reason why one seems missing."""
+        """Parse, but check for unknown flags first: a misspelt flag is a common reason why a flag seems missing."""
         words = list(sys.argv[1:] if args is None else args)
         commands = next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
         if commands is None:

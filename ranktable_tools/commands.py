@@ -47,7 +47,7 @@ def gen(
 ) -> Generated:
     """Write the tables of this host and return them. Raises RanktableError before anything is written.
 
-    `root` is the folder of the machine's own files, /dev and /etc/hccn.conf.
+    `root` is the folder that contains the machine's /dev and /etc/hccn.conf.
     """
     request = _request(arguments)
     kind = arguments.device_type or find_kind(root / "dev")
@@ -107,7 +107,7 @@ def _device_ips(
 
 
 def _refuse_other_devices(request: GenRequest, save_dir: str) -> None:
-    """Raise RanktableError if a local table to write exists for other devices: names do not separate device ids."""
+    """Raise RanktableError if a file to be written is other devices' local table: its name joins the device ids."""
     for ids, name in zip(request.instances, request.file_names, strict=True):
         path = os.path.join(save_dir, name)
         try:

@@ -19,8 +19,8 @@ def usable_threads(cores: Sequence[int] = (), *, share: float = 1.0, root: Path 
 def core_quota(root: Path = Path("/")) -> float | None:
     """Return the smallest CPU limit, in cores, of this process's control groups, None if none sets a limit.
 
-    Reads below `root` cpu.max of version 2, and cpu.cfs_quota_us and cpu.cfs_period_us of version 1, of the process's
-    own group and its ancestors.
+    It reads cpu.max (version 2), cpu.cfs_quota_us and cpu.cfs_period_us (version 1) of the process's own group and
+    its ancestors, below `root`.
     """
     quotas = (quota for group in _groups(root) for quota in (_version_2(group), _version_1(group)))
     return min((quota for quota in quotas if quota is not None), default=None)

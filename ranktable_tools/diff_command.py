@@ -30,7 +30,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     new = _table(arguments, arguments.new, arguments.new_dialect)
     if old.kind != new.kind:
         a, b = (f"the table of {_OF[table.kind]}" for table in (old, new))
-        raise RanktableError(f"{arguments.old} is {a}, {arguments.new} is {b}")
+        raise RanktableError(f"{arguments.old} is {a}, but {arguments.new} is {b}")
     sentences = diff(old, new)
     print("\n".join(sentences) if sentences else "No differences.")
     return 1 if sentences else 0

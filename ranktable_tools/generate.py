@@ -101,7 +101,9 @@ def parse_ports(value: str, num_instances: int) -> tuple[int, ...]:
     if len(ports) < len(parsed):
         raise RanktableError(f"--ports is {value!r}; write ports from 1 to 65535 separated by commas, like 8088,8089")
     if len(ports) != num_instances:
-        raise RanktableError(f"--ports has {counted_ports(len(ports))}, the instances need {num_instances}: {value}")
+        raise RanktableError(
+            f"--ports has {counted_ports(len(ports))}, but the instances need {num_instances}: {value}"
+        )
     twice = next((port for port in ports if ports.count(port) > 1), None)
     if twice is not None:
         raise RanktableError(f"--ports has {twice} twice: {value}; instances of one host need different ports")

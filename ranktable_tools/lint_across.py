@@ -42,7 +42,7 @@ def _differing_tables(tables: Sequence[_Global]) -> Iterator[Finding]:
     for path, table in tables[1:]:
         first_path, first = tables[0]
         if table_digest(table) != table_digest(first):
-            message = f"differs from {first_path}: digest {table_digest(table)}, there {table_digest(first)}"
+            message = f"differs from {first_path}: digest {table_digest(table)} here, {table_digest(first)} there"
             instead = "give every host the same file (ranktable diff shows the differences)"
             yield Finding(path, "error", "globals-differ", "", table_digest(table), message, instead)
 

@@ -109,7 +109,7 @@ class Table:
         return tuple(instance for instance in self.instances if instance.role == role)
 
     def role_counts(self) -> str:
-        """Return how many instances it has, by role where it names roles."""
+        """Return the number of instances as text, by role if the table has roles."""
         prefill, decode = len(self.of_role("prefill")), len(self.of_role("decode"))
         unknown = len(self.instances) - prefill - decode
         return f"{unknown} instances, roles unknown" if unknown else f"{prefill} prefill, {decode} decode"

@@ -50,7 +50,7 @@ def url_place(url: str) -> tuple[str, int]:
 
 
 def listed_port(server: TableServer) -> int | None:
-    """Return the port of an entry's API as the table has it: of `url`, else `server_port`."""
+    """Return the port of an entry's API as the table has it: that of `url`, else `server_port`."""
     return server.server_port if server.url is None else url_place(server.url)[1]
 
 

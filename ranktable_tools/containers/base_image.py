@@ -67,7 +67,7 @@ def inspect_image(name: str) -> BaseImage:
 
 
 def parse_probe(name: str, text: str) -> BaseImage:
-    """Parse the output of PROBE. Raises RanktableError if it is not such an output."""
+    """Parse the output of PROBE. Raises RanktableError for any other text."""
     fields = dict(line.strip().partition("=")[::2] for line in text.splitlines() if "=" in line)
     if fields.get("image") != "asked":
         raise RanktableError(f"--base-image {name}: its shell printed no result")

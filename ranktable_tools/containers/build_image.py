@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         clone = Path(__file__).resolve().parents[2]
         for flag, name in (("--base-image", arguments.base_image), ("--image-name", arguments.image_name)):
             if _IMAGE.fullmatch(name) is None:
-                raise RanktableError(f"{flag} {name!r}: is not an image name")
+                raise RanktableError(f"{flag} {name!r} is not an image name")
         plan = plan_image(_base_image(arguments), pinned_version(clone, "torch"), arguments.device)
         tag = _vision_tag(arguments, plan)
         for note in (*plan.notes, *([f"torchvision_npu {tag}"] if tag else [])):

@@ -36,7 +36,7 @@ def holders(timeout_s: float = TIMEOUT_S) -> list[Holder]:
 
 
 def parse_inspect(text: str) -> list[Holder]:
-    """Return the containers in the output of `docker inspect`. Raises RanktableError for an invalid output."""
+    """Return the containers in the output of `docker inspect`. Raises RanktableError for invalid output."""
     try:
         listed = json.loads(text or "[]")
         return [_parse_holder(one) for one in listed]

@@ -103,7 +103,8 @@ def _line(arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapp
     host = Host(member.server)
     if kind == "cuda" and member.server is not None and tables.whole is None:
         _print_note(
-            "without --global-table its peers on this host are not known, so no cuda_ipc: their GPUs are not visible"
+            "without --global-table its peers on this host are not known, so cuda_ipc is not used: "
+            "their GPUs are not visible"
         )
     container = _on_host(_container(arguments, member, kind, command), host)
     if arguments.run:
@@ -122,11 +123,11 @@ def _container(
 ) -> Container:
     name = arguments.name or "-".join(("pdserve", member.role, *member.device_ids))
     if _NAME.fullmatch(name) is None:
-        raise RanktableError(f"--name {name!r}: docker takes letters, digits, _ . and -, at most 128")
+        raise RanktableError(f"--name {name!r}: docker allows at most 128 letters, digits, _, . and -")
     if _SIZE.fullmatch(arguments.shm_size) is None:
         raise RanktableError(f"--shm-size {arguments.shm_size!r}: write a number and k, m or g, like {SHM_SIZE}")
     if arguments.image.startswith("-"):
-        raise RanktableError(f"--image {arguments.image!r}: is not an image name")
+        raise RanktableError(f"--image {arguments.image!r} is not an image name")
     flag = "--dir" if arguments.container_work_dir is None else "--container-work-dir"
     return Container(
         role=member.role, kind=kind, device_ids=member.device_ids, name=name, image=arguments.image,

@@ -36,7 +36,7 @@ def require_ready(container: Container, host: Host) -> None:
         nodes = [*(f"/dev/davinci{device_id}" for device_id in container.device_ids), *MANAGERS]
         absent = [node for node in nodes if not host.has(node)]
         if absent:
-            raise RanktableError(f"{', '.join(absent)}: not on this host; `npu-smi info` shows what is")
+            raise RanktableError(f"{', '.join(absent)}: not on this host; `npu-smi info` lists its cards")
 
 
 def notes_of(container: Container, host: Host, *, share: bool, strict: bool) -> list[str]:
@@ -50,7 +50,7 @@ def notes_of(container: Container, host: Host, *, share: bool, strict: bool) -> 
     if container.role != "scheduler" and container.kind == "cpu" and not container.guide_exact:
         notes.append("device type cpu: no card is passed (use --device-type npu or cuda for the table's cards)")
     if container.has_npus and not container.with_hccn_conf:
-        notes.append(f"there is no {HCCN_CONF} here: not mounted, links over RoCE cannot find their addresses")
+        notes.append(f"there is no {HCCN_CONF} here to mount: links over RoCE cannot find their addresses")
     if host.is_here and container.device_ids and container.kind != "cpu":
         notes += _check_cards(container, share=share, strict=strict)
     return [*notes, f"next: docker exec -it -u ma-user {container.name} /bin/bash"]

@@ -60,13 +60,13 @@ def _check_python(base: BaseImage) -> None:
     if base.python is None:
         raise _refuse_base(base, "has no python3", "use one with Python 3.11 or newer")
     if base.python.minor < _MIN_PYTHON:
-        raise _refuse_base(base, f"has Python {base.python.text}, pdserve needs 3.11 or newer", "use a newer one")
+        raise _refuse_base(base, f"has Python {base.python.text}, but pdserve needs 3.11 or newer", "use a newer one")
 
 
 def _check_torch(base: BaseImage, torch: Version, kind: ImageKind) -> None:
     if torch.minor < _MIN_TORCH:
         raise _refuse_base(
-            base, f"has torch {torch.text}, pdserve needs 2.10 or newer", "use one with it, or without torch"
+            base, f"has torch {torch.text}, but pdserve needs 2.10 or newer", "use one with that, or without torch"
         )
     build = torch.text.partition("+")[2]
     if (kind == "cuda" and build == "cpu") or (kind == "ascend" and build.startswith("cu")):
@@ -74,7 +74,9 @@ def _check_torch(base: BaseImage, torch: Version, kind: ImageKind) -> None:
     if base.torch_npu is None:
         return
     if kind != "ascend":
-        raise _refuse_base(base, f"has torch_npu {base.torch_npu.text}, the image is for {kind}", "use --device=ascend")
+        raise _refuse_base(
+            base, f"has torch_npu {base.torch_npu.text}, but the image is for {kind}", "use --device=ascend"
+        )
     if base.torch_npu.numbers != torch.numbers:
         what = f"has torch {torch.text} and torch_npu {base.torch_npu.text}, which needs torch {base.torch_npu.release}"
         raise _refuse_base(base, what, "use one in which they match, or without them")
@@ -83,7 +85,7 @@ def _check_torch(base: BaseImage, torch: Version, kind: ImageKind) -> None:
 def _check_vision(base: BaseImage, torch: Version) -> None:
     for name, vision in (("torchvision", base.torchvision), ("torchvision_npu", base.torchvision_npu)):
         if vision is not None and "{}.{}".format(*vision.minor) != vision_of(torch):
-            what = f"has {name} {vision.text}, and torch {torch.text} goes with {vision_of(torch)}"
+            what = f"has {name} {vision.text}, but torch {torch.text} goes with {vision_of(torch)}"
             raise _refuse_base(base, what, f"use one without {name}")
 
 

@@ -54,7 +54,7 @@ def choose_tag(tags: Sequence[str], torch: Version) -> str:
 def remote_tags(url: str) -> list[str]:
     """Return the tags of a git repository. Raises RanktableError if git fails."""
     if url.startswith("-"):
-        raise RanktableError(f"--torchvision-npu-url {url!r}: is not an address")
+        raise RanktableError(f"--torchvision-npu-url {url!r} is not an address")
     remedy = "pass the tag: --with-torchvision-npu=TAG"
     try:
         done = subprocess.run(

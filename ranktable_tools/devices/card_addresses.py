@@ -1,4 +1,4 @@
-"""The address of a device in a ranktable: an NPU's on the device network, any other device's its host's."""
+"""The address of a device in a ranktable: an NPU's own on the device network, its host's for any other device."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

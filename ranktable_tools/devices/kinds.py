@@ -51,5 +51,5 @@ def absent_note(kind: DeviceKind, device_ids: Sequence[str], present: Sequence[s
         return None
     return (
         f"this machine has the {kind} devices {','.join(present)}, not {','.join(absent)}: "
-        "start the instances where they are"
+        "start the instances on the machine that has those"
     )

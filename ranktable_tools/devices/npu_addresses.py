@@ -58,8 +58,8 @@ def _read(conf: Path, device_ids: Sequence[str], *, is_requested: bool) -> dict[
     except OSError as error:
         missing = "" if is_requested else "hccn_tool is not found (set HCCN_TOOL_PATH) and "
         raise RanktableError(
-            f"{missing}{conf} cannot be read: {error.strerror}; mount one of them, or choose another --device-type "
-            "than npu"
+            f"{missing}{conf} cannot be read: {error.strerror}; mount {conf if is_requested else 'either of them'}, or "
+            "choose a --device-type other than npu"
         ) from error
     absent = [device_id for device_id in device_ids if device_id not in known]
     if absent:
@@ -78,6 +78,6 @@ def _check(found: Mapping[str, str]) -> None:
     versions = {ip_address(address).version: device_id for device_id, address in found.items()}
     if len(versions) > 1:
         raise RanktableError(
-            f"device {versions[4]} has the IPv4 address {found[versions[4]]}, device {versions[6]} the IPv6 address "
-            f"{found[versions[6]]}: HCCL supports only one family"
+            f"device {versions[4]} has the IPv4 address {found[versions[4]]}, but device {versions[6]} the "
+            f"IPv6 address {found[versions[6]]}: HCCL supports only one family"
         )

@@ -59,11 +59,13 @@ def _write_1_2(table: Table) -> str:
         missing = next((device for device in host.devices if device.super_device_id is None), None)
         if missing is not None:
             raise RanktableError(
-                f"hccl-1.2 tables need the super_device_id of each device, device {missing.device_id} of "
+                f"hccl-1.2 tables need the super_device_id of each device, but device {missing.device_id} of "
                 f"{host.server_ip} has none here; write hccl-1.0"
             )
         if host.super_pod_id is None:
-            raise RanktableError(f"hccl-1.2 tables need the super pod of each server, {host.server_ip} has none here")
+            raise RanktableError(
+                f"hccl-1.2 tables need the super pod of each server, but {host.server_ip} has none here"
+            )
     head = {"version": "1.2", "status": "completed"}
     return text_of({**head, **server_list(hosts, _FORM_1_2), "super_pod_list": super_pod_list(hosts)})
 
@@ -75,7 +77,7 @@ def _hosts(table: Table, dialect: str) -> list[TableServer]:
     """
     if len(table.instances) != 1:
         raise RanktableError(
-            f"{dialect} tables have one instance, this one has {len(table.instances)}; choose one with --instance"
+            f"{dialect} tables have one instance, but this one has {len(table.instances)}; choose one with --instance"
         )
     hosts: dict[str, TableServer] = {}
     for server in table.instances[0].servers:

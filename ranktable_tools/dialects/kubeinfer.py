@@ -1,4 +1,4 @@
-"""The `kubeinfer` and `omni-merged` dialects, version 1.0: one group per instance, prefill first, over any servers.
+"""The `kubeinfer` and `omni-merged` dialects 1.0: one group per instance, prefill first, over any number of servers.
 
 kubeinfer (ModelArts on Kubernetes, OMNI) starts with the proxy's group 0; omni-merged (OMNI's merge-all) has none.
 Neither contains the number of prefill instances: OMNI's scripts read PREFILL_POD_NUM, pdserve `num_prefill`.

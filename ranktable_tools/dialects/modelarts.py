@@ -47,10 +47,12 @@ def write(table: Table) -> str:
         return _local_text(table.instances[0].servers if table.instances else table.schedulers)
     if len(table.schedulers) > 1:
         listed = " and ".join(server.server_ip for server in table.schedulers)
-        raise RanktableError(f"modelarts tables have one scheduler, this one has {len(table.schedulers)}: {listed}")
+        raise RanktableError(f"modelarts tables have one scheduler, but this one has {len(table.schedulers)}: {listed}")
     prefill, decode = (tuple(_only_server(one) for one in table.of_role(role)) for role in _ROLES.values())
     if len(prefill) + len(decode) != len(table.instances):
-        raise RanktableError("modelarts tables need the role of each instance, this one has none; set --num-prefill")
+        raise RanktableError(
+            "modelarts tables need the role of each instance, but this one has none; set --num-prefill"
+        )
     return global_text(TablePart(table.schedulers[0] if table.schedulers else None, prefill, decode))
 
 
@@ -134,7 +136,7 @@ def _only_server(instance: TableInstance) -> TableServer:
     if len(instance.servers) != 1:
         hosts = " and ".join(server.server_ip for server in instance.servers)
         raise RanktableError(
-            f"modelarts tables have one server entry per instance, a {instance.role} instance here has "
+            f"modelarts tables have one server entry per instance, but a {instance.role} instance here has "
             f"{len(instance.servers)}: {hosts}"
         )
     return instance.servers[0]

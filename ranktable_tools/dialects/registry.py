@@ -46,6 +46,8 @@ def _unknown_dialect_error(document: Document) -> RanktableError:
         message = 'status is "initializing"; the table is not complete yet, wait for "completed"'
         return RanktableError(message, code="not-completed", json_path="status", value="initializing")
     if "rank_list" in document:
-        message = 'rank_list is of HCCL version "2.0" (Ascend 950), which is not read; write version "1.0" or "1.2"'
+        message = (
+            'rank_list is of HCCL version "2.0" (Ascend 950), which is not supported; write version "1.0" or "1.2"'
+        )
         return RanktableError(message, code="bad-version", json_path="version", value=document.get("version"))
     return RanktableError(f"is not a ranktable; {_NO_TABLE}", code="unknown-dialect", value=sorted(map(str, document)))

@@ -57,7 +57,7 @@ def _read_entries(root: Node, key: str, cluster_ids: dict[str, str]) -> list[_En
 
 
 def _check_cluster_id(node: Node, place_by_id: dict[str, str]) -> None:
-    """Record a problem for a duplicate cluster_id: a link identifies its two ends by them."""
+    """Record a problem for a duplicate cluster_id: the cluster_ids identify the two ends of a link."""
     cluster_id = node.optional_text("cluster_id", number)
     if cluster_id is None:
         return

@@ -32,7 +32,7 @@ def check_cards(case: DoctorInput) -> Verdict:
     if absent:
         mount = f"docker run --device=/dev/davinci{absent[0]}"
         step = mount if machine.kind == "npu" else "docker run --gpus all; look at nvidia-smi"
-        return fail(f"the table has the cards {','.join(absent)}, this host has {shown}", step)
+        return fail(f"the table has the cards {','.join(absent)}, but this host has {shown}", step)
     listed = _list_cards(case)
     if isinstance(listed, Verdict):
         return listed
@@ -71,7 +71,7 @@ def check_card_users(case: DoctorInput) -> Verdict:
     wanted = case.wanted_devices
     others = [user for user in users if user.device_id in wanted and not _is_ours(case, user)]
     problems = [
-        warn(f"card {user.device_id} is used by {user.name}{_size(user)}", "stop it, or choose other cards: gen again")
+        warn(f"card {user.device_id} is used by {user.name}{_size(user)}", "stop it, or run gen with other cards")
         for user in others
     ]
     ours = sum(user.device_id in wanted for user in users) - len(others)

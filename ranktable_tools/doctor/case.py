@@ -68,7 +68,7 @@ class DoctorInput:
 
     @property
     def wanted_devices(self) -> tuple[str, ...]:
-        """The device ids to check: the local table's, else those of all instances on this host, else all on it."""
+        """The device ids to check: the local table's, else those of all instances on this host, else all of its own."""
         local = self.tables.local
         if local is not None:
             return local.server.device_ids
@@ -88,7 +88,7 @@ class DoctorInput:
         return self._make_comparer.same(host, "localhost")
 
     def addresses(self) -> tuple[InstanceAddress, ...]:
-        """Return each instance's address. Raises RanktableError if NODE_PORTS and the table do not contain it."""
+        """Return each instance's address. Raises RanktableError if neither NODE_PORTS nor the table has them."""
         if self.tables.table is None:
             return ()
         return instance_addresses(self.tables.table, self.machine.environ.get("NODE_PORTS"))[0]

@@ -27,13 +27,13 @@ def check_scheduler(case: DoctorInput) -> Verdict:
     try:
         status, body = _get(url, "/ready", case.connect_s)
     except (OSError, http.client.HTTPException) as error:
-        return not_here(f"{_NO_SCHEDULER} {url}: {error}", "start it; --url names another address")
+        return not_here(f"{_NO_SCHEDULER} {url}: {error}", "start it, or pass another address with --url")
     if status == 200:
         return ok(f"{url} is ready")
     missing = body.get("missing") if isinstance(body, dict) else None
     if not isinstance(missing, list):
         return fail(
-            f"{url}/ready answers {status}: that is not a pdserve scheduler", "--url names the scheduler's address"
+            f"{url}/ready answers {status}: that is not a pdserve scheduler", "pass the scheduler's address with --url"
         )
     return warn(f"{url} is not ready: {'; '.join(map(str, missing))}", "pdserve status")
 

@@ -51,9 +51,9 @@ def _check_cards(case: DoctorInput) -> Sequence[Verdict]:
         return [warn(f"the scheduler's container has the cards {','.join(here)}", "omit its --device flags")]
     if set(here) == set(wanted):
         return []
-    message = f"the container has the cards {','.join(here)}, its local table {','.join(wanted)}"
+    message = f"the container has the cards {','.join(here)}, but its local table has {','.join(wanted)}"
     step = "docker run " + " ".join(f"--device=/dev/davinci{device_id}" for device_id in wanted)
-    # Equally many cards may be the same ones with other numbers; a different count cannot.
+    # The same number of cards may be the same cards under other ids; a different number cannot.
     return [warn(message, step) if len(here) == len(wanted) else fail(message, step)]
 
 
@@ -63,5 +63,5 @@ def _check_user(machine: Machine, uid: int) -> Sequence[Verdict]:
         step = f"useradd -u {uid} ma-user in the image"
         return [fail(f"uid {uid} has no entry in /etc/passwd: HCCL fails with more than one rank (error 19)", step)]
     if uid not in (0, _ASCEND_UID):
-        return [warn(f"uid {uid} may not open the cards, which are uid {_ASCEND_UID}'s", "docker exec -u ma-user")]
+        return [warn(f"uid {uid} may not open the cards, which belong to uid {_ASCEND_UID}", "docker exec -u ma-user")]
     return []

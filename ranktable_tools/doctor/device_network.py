@@ -39,7 +39,7 @@ def check_device_links(case: DoctorInput) -> Verdict:
             message = f"the link of device {device_id} is {link or 'unknown'}"
             step = f"hccn_tool -i {device_id} -link_stat -g; check cable and switch"
             # On a healthy A3 pod these may be DOWN: there the pings decide.
-            problems.append(warn(message, "trust the pings on an A3") if in_super_pod else fail(message, step))
+            problems.append(warn(message, "on an A3 rely on the pings") if in_super_pod else fail(message, step))
     health = _query_devices(case, "-net_health")
     for device_id, text in [] if isinstance(health, Verdict) or in_super_pod else health:
         health_status = parse_net_health(text)
@@ -79,11 +79,11 @@ def check_device_pairs(case: DoctorInput) -> Verdict:
     verdicts = _ping_pairs(case, pairs, flags)
     of = f" (of {len(pairs)})" if len(pairs) > len(verdicts) else ""
     problems = [verdict for verdict in verdicts if verdict is not None]
-    return combined(problems, f"{counted(len(verdicts), 'device pair')}{of} can talk")
+    return combined(problems, f"{counted(len(verdicts), 'device pair')}{of} can communicate")
 
 
 def device_pairs(case: DoctorInput) -> Iterator[DevicePair]:
-    """Yield each device of this host with the one of its rank in every instance of the other role on other hosts."""
+    """Yield each device of this host with its peer of that rank in every instance of the other role on other hosts."""
     own = case.here if case.tables.own is None else (case.tables.own,)
     for mine in own:
         for theirs in case.instances:
@@ -131,7 +131,7 @@ def _query_devices(case: DoctorInput, flag: str) -> Sequence[tuple[str, str]] | 
 
 
 def _ping_pairs(case: DoctorInput, pairs: Sequence[DevicePair], flags: Sequence[str]) -> list[Verdict | None]:
-    """Ping at least one pair, at most `MAX_PINGS` and until the time limit; None for each that responds."""
+    """Ping at least one pair, and up to `MAX_PINGS` until the time limit; None for each that responds."""
     deadline = monotonic() + case.pings_s
     verdicts: list[Verdict | None] = []
     for pair in pairs[:MAX_PINGS]:
@@ -148,5 +148,5 @@ def _ping(machine: Machine, pair: DevicePair, flags: Sequence[str]) -> Verdict |
         if answer is not None and parse_ping(answer.text):
             return None
         output = answer.summary if answer is not None else output
-    step = f"hccn_tool -i {pair.own} -ip -g and -gateway -g, the same there; check the switch between them"
+    step = f"run hccn_tool -i {pair.own} -ip -g and -gateway -g here, and the same there; check the switch between them"
     return fail(f"device {pair.own} does not reach {pair.peer_ip} ({pair.instance}): {output}", step)

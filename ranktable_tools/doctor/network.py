@@ -27,7 +27,7 @@ def check_address(case: DoctorInput) -> Verdict:
     own = tables.local.server.server_ip
     if not case.is_here(own):
         numbers = ", ".join(sorted(host for host in own_hosts() if host[0].isdigit() or ":" in host))
-        return fail(f"the local table says {own}, this machine has {numbers}", "use the local table of this host")
+        return fail(f"the local table says {own}, but this machine has {numbers}", "use the local table of this host")
     others = [host for host in case.hosts if not case.is_here(host)]
     if canonical(own) == "localhost" and others:
         step = "generate this host's tables again with --ip, and merge"
@@ -79,7 +79,7 @@ def check_proxy(case: DoctorInput) -> Verdict:
         return ok(f"{', '.join(spelled)} set, and no_proxy has every host")
     listed = ",".join(proxied)
     return warn(
-        f"{', '.join(spelled)} set, and no_proxy lacks {listed}: clients there would use the proxy",
+        f"{', '.join(spelled)} set, and no_proxy lacks {listed}: requests there would go through the proxy",
         f"export no_proxy=${{no_proxy:+$no_proxy,}}{listed}",
     )
 
@@ -118,7 +118,7 @@ def _addresses(case: DoctorInput) -> Sequence[InstanceAddress] | Verdict:
 
 
 def _roles_to_reach(case: DoctorInput) -> set[str]:
-    """Return the roles to connect to: all for the scheduler, for an instance the other role: both ends open links."""
+    """Return the roles to connect to: both for the scheduler, the other one for an instance: both ends open links."""
     table, local = case.tables.table, case.tables.local
     if local is None:
         own = {one.role for one in case.here}
@@ -164,4 +164,4 @@ def _check_reachable(one: InstanceAddress, answer: PortAnswer) -> Verdict | None
 
 
 def _state(answer: PortAnswer) -> str:
-    return {"free": "is free", "TLS": "answers by TLS"}.get(answer.state, "answers")
+    return {"free": "is free", "TLS": "answers with TLS"}.get(answer.state, "answers")

@@ -46,7 +46,7 @@ def check_secret(case: DoctorInput) -> Verdict:
             return fail(f"{_SECRET_VARIABLE} names {path}: {error.strerror}", f"unset {_SECRET_VARIABLE}, or write it")
         return warn(
             f"there is no {path}: peers are only identified by their address",
-            "copy the one that gen or merge wrote, beside the global table of every host",
+            "copy the one that gen or merge wrote to the folder of the global table on every host",
         )
     return _check_secret_file(path, found)
 
@@ -80,7 +80,9 @@ def check_llm_tools_path(case: DoctorInput) -> Verdict:
 def _check_secret_file(path: Path, found: os.stat_result) -> Verdict:
     mode, size = stat.S_IMODE(found.st_mode), found.st_size
     if found.st_uid not in (os.getuid(), 0):
-        return fail(f"{path} belongs to uid {found.st_uid}, this is uid {os.getuid()}", f"chown {os.getuid()} {path}")
+        return fail(
+            f"{path} belongs to uid {found.st_uid}, but this is uid {os.getuid()}", f"chown {os.getuid()} {path}"
+        )
     if mode & 0o077:
         return fail(f"{path} has mode {mode:04o}: others may have access", f"chmod 600 {path}")
     if size not in _SECRET_BYTES:

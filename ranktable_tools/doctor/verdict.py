@@ -56,7 +56,7 @@ def worst(results: Sequence[Result]) -> Result:
 
 
 def combined(problems: Sequence[Verdict], good: str) -> Verdict:
-    """Return one verdict for all troubles, worst first; `ok` with the text `good` if there is none."""
+    """Return one verdict for all problems, worst first; `ok` with the text `good` if there is none."""
     if not problems:
         return ok(good)
     ordered = sorted(problems, key=lambda verdict: _BY_WEIGHT.index(verdict.result))

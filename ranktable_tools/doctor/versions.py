@@ -120,7 +120,7 @@ def _check_driver(found: Versions) -> Sequence[Verdict]:
     if is_older(found.driver, GUIDE_DRIVER):
         return [fail(f"driver {found.driver} is older than the guide's {GUIDE_DRIVER}", _UPGRADE)]
     if is_older(found.driver, MIN_DRIVER) and found.torch_npu is not None:
-        message = f"driver {found.driver} suits the guide, torch_npu {found.torch_npu} needs {MIN_DRIVER} or later"
+        message = f"driver {found.driver} suits the guide, but torch_npu {found.torch_npu} needs {MIN_DRIVER} or later"
         return [fail(message, _UPGRADE)]
     return []
 

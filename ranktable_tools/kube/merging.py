@@ -41,7 +41,7 @@ class Decision:
 
 
 def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, wanted: ClusterSize) -> Decision:
-    """Return the current table. `texts` has each pod's part by pod name, `current` is the table written last."""
+    """Return the new table. `texts` has each pod's part by pod name, `current` is the table written last."""
     notes: list[str] = []
     parts = list(_one_scheduler(_living_parts(texts, {pod.name: pod for pod in pods}, notes)))
     live = current is not None and is_completed(current)
@@ -96,7 +96,7 @@ def _living_parts(texts: Mapping[str, str], pods: Mapping[str, Pod], notes: list
 
 
 def _foreign_address(part: TablePart, pod: Pod) -> str | None:
-    """Return an instance's address that is not the pod's: the part of an earlier pod of this name."""
+    """Return an instance's address that is not the pod's: an earlier pod of this name wrote the part."""
     hosts = (instance.server.server_ip for instance in part.instances)
     return next((host for host in hosts if host not in pod.addresses), None)
 
@@ -113,9 +113,9 @@ def _one_scheduler(parts: Iterator[NamedPart]) -> Iterator[NamedPart]:
 
 
 def _merged(parts: Sequence[NamedPart], serving: frozenset[TableServer], notes: list[str]) -> GlobalTable | None:
-    """Merge the parts. If they conflict, leave out one, preferably of a pod that does not serve yet.
+    """Merge the parts. If they conflict, leave out one, preferably that of a pod that does not serve yet.
 
-    So a pod that claims another's card affects neither that pod nor new ones.
+    So a pod that claims another pod's card affects neither the other pod nor new ones.
     """
     try:
         return merge(parts)

@@ -26,7 +26,7 @@ def own_device_ids(kind: DeviceKind, count: int, environ: Mapping[str, str], dev
     if len(found) == count:
         return found
     raise RanktableError(
-        f"--num-devices is {count}, and this container has {len(present)} {kind} devices in {dev} "
+        f"--num-devices is {count}, but this container has {len(present)} {kind} devices in {dev} "
         f"({','.join(present) or 'none'}), {_VISIBLE[kind]} is {environ.get(_VISIBLE[kind], '')!r}: request {count} in "
         "the pod's resources"
     )

@@ -111,7 +111,7 @@ def _own_server(table: GlobalTable, role: Role, ip: str, present: Sequence[str])
         raise NotYet(f"the table has no {role} at {ip}")
     listed = " and ".join(",".join(server.device_ids) for server in found)
     raise RanktableError(
-        f"the table has {len(found)} {role} instances at {ip}, with the devices {listed}, and this container has "
+        f"the table has {len(found)} {role} instances at {ip}, with the devices {listed}, but this container has "
         f"{','.join(present) or 'none'}: one pod is one instance; give the pods different addresses"
     )
 

@@ -93,7 +93,7 @@ def exec_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _check_table(role: Role, path: Path, local: Path) -> None:
-    """Raise NotYet while this pod cannot start. A table may have its address from an earlier pod."""
+    """Raise NotYet while this pod cannot start: the table may still have an earlier pod at its address."""
     if not path.exists():
         raise NotYet(f"{path} is not there yet")
     try:

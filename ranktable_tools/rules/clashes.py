@@ -17,7 +17,7 @@ class Claim:
 
 
 def clashes(claims: Iterable[Claim]) -> Iterator[tuple[Claim, Claim]]:
-    """Yield each claim that repeats an earlier one on the same host, with that one."""
+    """Yield each claim that repeats an earlier one on the same host, with the earlier one."""
     hosts = HostComparer()
     by_spelling: dict[tuple[str, str], Claim] = {}
     by_resolved: dict[str, dict[str, Claim]] = {}

@@ -54,7 +54,7 @@ def _device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Probl
 
 
 def _repeated_devices(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    """Check instances with the same devices, shared or not listed: else `_device_twice` reports them."""
+    """Check instances that share all their devices or list none; `_device_twice` reports all others."""
     claims = [
         Claim(f"{one.device_ids} {one.server_port}", one.server_ip, located.json_path)
         for located in reading.instance_servers
@@ -123,7 +123,7 @@ def _format_list(values: list[str]) -> str:
 
 DEVICE_RULES = (
     Rule("scheduler-device", "the scheduler has no device", _scheduler_device),
-    Rule("no-device", "each server entry of an instance lists its devices, except of another engine's", _no_device),
+    Rule("no-device", "each server entry of an instance lists its devices, unless it is another engine's", _no_device),
     Rule("rank-id", "ranks count from 0 without a gap, over all servers of an instance", _check_ranks),
     Rule("device-twice", "a device of a host is used once, in one instance", _device_twice),
     Rule("same-entry", "instances that share all their devices, or list none, differ in their port", _repeated_devices),

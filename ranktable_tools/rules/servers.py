@@ -41,7 +41,7 @@ def _port_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem
 
 
 def api_ports(reading: TableReading) -> Iterator[Claim]:
-    """Yield the port of every entry's API, with the JSON path of the key that has it; a combined worker's once."""
+    """Yield the port of every entry's API, with the JSON path of the key that has it; a combined worker's port once."""
     prefill, decode = (
         [one for instance in reading.instances if instance.role == role for one in instance.servers]
         for role in ("prefill", "decode")

@@ -1,4 +1,4 @@
-"""Rules about workers of other engines, which lint alone checks: a table that violates them still works in part."""
+"""Rules about workers of other engines, which only lint checks: a table that violates them still works in part."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def _ports(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
         if pair in seen or (what, other) == (_HTTP, _HTTP):  # `port-twice` reports those
             continue
         seen.add(pair)
-        found = f"takes port {claim.value} on {claim.host} for {what}, and {first.json_path} for {other}"
+        found = f"takes port {claim.value} on {claim.host} for {what}, which {first.json_path} takes for {other}"
         advice = "give them other ports or devices: KV ports follow from the lowest device_id"
         yield Problem("worker-port-twice", claim.json_path, claim.value, found, advice)
 
@@ -58,7 +58,7 @@ def _sizes(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
 
 
 def _uneven(workers: list[LocatedServer]) -> Iterator[Problem]:
-    """Yield the workers of vllm-ascend of one role that differ: a worker has one size for each role."""
+    """Yield the vllm-ascend workers of one role that differ in size: a worker supports one size for each role."""
     ascend = [located for located in workers if located.server.worker == "vllm-ascend"]
     for located in ascend[1:]:
         num, first = len(located.server.devices), len(ascend[0].server.devices)
@@ -69,7 +69,7 @@ def _uneven(workers: list[LocatedServer]) -> Iterator[Problem]:
 
 
 def _unfit(prefill: TableServer, decode: TableServer) -> str | None:
-    """Return why KV cannot go from one to the other with their tensor-parallel sizes, or None."""
+    """Return why KV cannot be sent from one to the other with their tensor-parallel sizes, or None."""
     if prefill.worker != decode.worker:
         return None
     ours, theirs = len(prefill.devices), len(decode.devices)
@@ -97,8 +97,8 @@ def _kinds(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
         for kind in sorted(lonely, key=str):
             here = next(located.json_path for located in mine if located.server.worker == kind)
             there = others[0]
-            found = f"is {_engine(kind)}, and {there.json_path}.worker {_engine(there.server.worker)}"
-            advice = f"list a {role} instance of the same engine: KV goes only between those"
+            found = f"is {_engine(kind)}, but {there.json_path}.worker is {_engine(there.server.worker)}"
+            advice = f"list a {role} instance of the same engine: KV is sent only between those"
             yield Problem("worker-kinds", f"{here}.worker", kind, found, advice)
 
 

@@ -145,7 +145,7 @@ def test_other_folders_are_mounted(capsys: Capture, target: str) -> None:
         (["--dir", "/d", "--volume", "/a"], "--volume '/a': write HOST:CONTAINER"),
         (["--dir", "/d", "--volume", "/a:/b:rx"], "--volume '/a:/b:rx': write HOST:CONTAINER"),
         (["--dir", "/d", "--name", "-x"], "--name"),
-        (["--dir", "/d", "--name", "a b"], "--name 'a b': docker takes letters"),
+        (["--dir", "/d", "--name", "a b"], "--name 'a b': docker allows at most 128 letters"),
         (["--dir", "/d", "--shm-size", "0"], "--shm-size '0': write a number"),
         (["--dir", "/d", "--shm", "1g"], "unknown flag --shm: did you mean --shm-size? (see docker_run.sh --help)"),
     ],

@@ -110,7 +110,7 @@ def test_two_instances_of_a_role_on_a_host_differ_by_devices(tmp_path: Path) -> 
     devices = json.loads(local.read_text())["server_list"][0]["device"]
     assert [device["device_id"] for device in devices] == ["2", "3"]
     with pytest.raises(
-        RanktableError, match=r"2 prefill instances at .*devices 0,1 and 2,3, and this container has none"
+        RanktableError, match=r"2 prefill instances at .*devices 0,1 and 2,3, but this container has none"
     ):
         _wait(PlatformTable(path), start)
 

@@ -158,7 +158,7 @@ def test_the_empty_list_of_an_unset_variable_is_status_2_and_no_file(
         (["--decode-server-list", "5"], "A device_id can be used only once in prefill server and decode server."),
         (["--decode-server-list", "6,"], "Input format error. --decode-server-list has '6,'"),
         (["--prefill-server-list", "1,23", "--decode-server-list", "12,3"], "_123.json would be the file of both "),
-        (["--ports", "8088"], "--ports has 1 port, the instances need 2: 8088"),
+        (["--ports", "8088"], "--ports has 1 port, but the instances need 2: 8088"),
         (["--ip", "10.**.**.18"], "--ip is '10.**.**.18'; that is a masked address: write the real one"),
         (["--device-type", "npu", "--share-devices"], "--share-devices is for GPUs: an NPU can only be in"),
         (["--device-type", "tpu"], "argument --device-type: invalid choice: 'tpu'"),

@@ -39,7 +39,7 @@ def test_devices_are_listed_in_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_requested_devices_that_are_hidden_are_a_note() -> None:
-    note = "this machine has the cuda devices 0, not 4,5: start the instances where they are"
+    note = "this machine has the cuda devices 0, not 4,5: start the instances on the machine that has those"
     assert absent_note("cuda", ["0", "4", "5"], ["0"]) == note
     assert absent_note("cuda", ["0"], ["0", "1"]) is None
     assert absent_note("cpu", ["4"], []) is None

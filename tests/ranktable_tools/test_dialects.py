@@ -109,7 +109,7 @@ def test_an_ambiguous_table_is_refused_with_both_names(save: Save, document: Doc
         ({}, "is not a ranktable; a table has server_group_list, server_list, or prefill_device_list and decode_"),
         ([], "is []; must be an object"),
         ({"status": "initializing", "version": "1.0"}, 'the table is not complete yet, wait for "completed"'),
-        ({"version": "2.0", "rank_count": "8", "rank_list": []}, 'HCCL version "2.0" (Ascend 950), which is not read'),
+        ({"version": "2.0", "rank_count": "8", "rank_list": []}, '"2.0" (Ascend 950), which is not supported'),
     ],
 )
 def test_a_foreign_table_is_reported(save: Save, document: object, message: str) -> None:

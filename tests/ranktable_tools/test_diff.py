@@ -122,4 +122,4 @@ def test_a_global_and_a_local_table_are_not_compared(save: Save, capsys: Say) ->
     paths = [save("g.json", modelarts()), save("l.json", local())]
 
     assert main(["diff", *paths]) == 2
-    assert f"{paths[0]} is the table of a cluster, {paths[1]} is the table of one member" in capsys.readouterr().err
+    assert f"{paths[0]} is the table of a cluster, but {paths[1]} is the table of one member" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def test_the_tables_cards_exist_on_the_machine(a2: Bench) -> None:
 def test_cards_of_the_table_missing_on_the_machine_are_a_failure(a2: Bench) -> None:
     verdict = check_cards(a2.case(tables([server(HERE, "4,5")], [server(HERE, "0,1")])))
 
-    assert (verdict.result, verdict.message) == ("fail", "the table has the cards 4,5, this host has 0,1")
+    assert (verdict.result, verdict.message) == ("fail", "the table has the cards 4,5, but this host has 0,1")
     assert verdict.next_step == "docker run --device=/dev/davinci4"
 
 

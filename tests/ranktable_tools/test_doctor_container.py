@@ -71,7 +71,7 @@ def test_its_cards_are_compared_with_the_local_table(tmp_path: Path, cards: tupl
     assert verdict.result == result
     if result != "ok":
         shown = ",".join(cards)
-        assert verdict.message == f"the container has the cards {shown}, its local table 4,5"
+        assert verdict.message == f"the container has the cards {shown}, but its local table has 4,5"
         assert verdict.next_step == "docker run --device=/dev/davinci4 --device=/dev/davinci5"
 
 
@@ -101,7 +101,7 @@ def test_a_user_without_access_to_the_cards_is_a_warning(tmp_path: Path) -> None
 
     verdict = check_container(bench.case(_local()), uid=1001)
 
-    assert (verdict.result, verdict.message) == ("warn", "uid 1001 may not open the cards, which are uid 1000's")
+    assert (verdict.result, verdict.message) == ("warn", "uid 1001 may not open the cards, which belong to uid 1000")
 
 
 def test_without_container_or_npus_no_mounts_are_checked(tmp_path: Path) -> None:

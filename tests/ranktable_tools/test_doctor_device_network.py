@@ -94,7 +94,7 @@ def test_every_pair_of_a_rank_is_pinged_in_turn(tmp_path: Path) -> None:
 
     verdict = check_device_pairs(bench.case(TWO_HOSTS))
 
-    assert (verdict.result, verdict.message) == ("ok", "2 device pairs can talk")
+    assert (verdict.result, verdict.message) == ("ok", "2 device pairs can communicate")
     assert [call for call in bench.calls if "ping" in call] == [f"hccn_tool {arguments}" for arguments in pings]
 
 
@@ -135,7 +135,7 @@ def test_the_limit_on_pinged_pairs_is_kept_and_reported(tmp_path: Path) -> None:
 
     verdict = check_device_pairs(bench.case(tables([server(HERE, "0")], many)))
 
-    assert (verdict.result, verdict.message) == ("ok", "64 device pairs (of 65) can talk")
+    assert (verdict.result, verdict.message) == ("ok", "64 device pairs (of 65) can communicate")
 
 
 def test_after_the_ping_deadline_the_number_of_pings_is_reported(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_after_the_ping_deadline_the_number_of_pings_is_reported(tmp_path: Path)
 
     verdict = check_device_pairs(replace(bench.case(TWO_HOSTS), pings_s=0.0))
 
-    assert (verdict.result, verdict.message) == ("ok", "1 device pair (of 2) can talk")
+    assert (verdict.result, verdict.message) == ("ok", "1 device pair (of 2) can communicate")
 
 
 def test_without_npus_or_hccn_tool_nothing_is_queried(tmp_path: Path) -> None:

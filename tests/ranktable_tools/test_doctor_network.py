@@ -200,7 +200,7 @@ def test_the_local_table_has_to_be_this_hosts(tmp_path: Path) -> None:
 
     assert mine.result == "ok"
     assert theirs.result == "fail"
-    assert theirs.message.startswith(f"the local table says {ELSEWHERE}, this machine has ")
+    assert theirs.message.startswith(f"the local table says {ELSEWHERE}, but this machine has ")
 
 
 def test_loopback_in_a_table_of_several_hosts_is_a_failure(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_proxy_has_to_exclude_the_tables_hosts(tmp_path: Path) -> None:
     lacking = check_proxy(bench.case(two_hosts, {**proxy, "no_proxy": "localhost,127.0.0.1"}))
     whole = check_proxy(bench.case(two_hosts, {**proxy, "NO_PROXY": "localhost,127.0.0.1,10.0.0.0/24"}))
 
-    words = "http_proxy set, and no_proxy lacks 10.0.0.19: clients there would use the proxy"
+    words = "http_proxy set, and no_proxy lacks 10.0.0.19: requests there would go through the proxy"
     assert (lacking.result, lacking.message) == ("warn", words)
     assert lacking.next_step == "export no_proxy=${no_proxy:+$no_proxy,}10.0.0.19"
     assert whole.result == "ok"

@@ -157,7 +157,7 @@ def test_somebody_elses_secret_names_both_users(tmp_path: Path) -> None:
 
     verdict = check_secret(Bench(tmp_path).case(DoctorTables(str(tmp_path / "global.json"))))
 
-    assert verdict.message == f"{path} belongs to uid 12345, this is uid 0"
+    assert verdict.message == f"{path} belongs to uid 12345, but this is uid 0"
 
 
 def test_variables_meant_for_other_programs_are_reported(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_matching_versions_are_reported(ascend: Ascend) -> None:
     [
         ("23.0.5", "9.1.0", "2.13.0", "driver 23.0.5 is older than the guide's 23.0.6"),
         ("23.0.rc3", "9.1.0", "2.13.0", "driver 23.0.rc3 is older than the guide's 23.0.6"),
-        ("23.0.6", "9.1.0", "2.13.0", "driver 23.0.6 suits the guide, torch_npu 2.13.0 needs 25.0 or later"),
-        ("24.1.rc1", "9.1.0", "2.10.0", "driver 24.1.rc1 suits the guide, torch_npu 2.10.0 needs 25.0 or later"),
+        ("23.0.6", "9.1.0", "2.13.0", "driver 23.0.6 suits the guide, but torch_npu 2.13.0 needs 25.0 or later"),
+        ("24.1.rc1", "9.1.0", "2.10.0", "driver 24.1.rc1 suits the guide, but torch_npu 2.10.0 needs 25.0 or later"),
         ("25.0.rc1", "8.5.1", "2.10.0", "CANN 8.5.1 is older than 9.0, which torch_npu 2.10 needs"),
         ("25.0.rc1", "9.0.0", "2.9.0", "torch_npu 2.9.0 is older than 2.10"),
         ("25.0.rc1", "9.0.0", None, "torch_npu is not installed in this Python"),

@@ -91,7 +91,7 @@ def test_gpus_missing_on_this_machine_are_a_note(tmp_path: Path) -> None:
 
     host.gen("0", "1")
 
-    note = "Note: this machine has the cuda devices 0, not 1: start the instances where they are"
+    note = "Note: this machine has the cuda devices 0, not 1: start the instances on the machine that has those"
     assert note in host.printed
 
 

@@ -129,8 +129,8 @@ def test_unequal_instances_are_a_note() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("8088", "--ports has 1 port, the instances need 2: 8088"),
-        ("8088,8089,8090", "--ports has 3 ports, the instances need 2: 8088,8089,8090"),
+        ("8088", "--ports has 1 port, but the instances need 2: 8088"),
+        ("8088,8089,8090", "--ports has 3 ports, but the instances need 2: 8088,8089,8090"),
         ("8088,8088", "--ports has 8088 twice: 8088,8088; instances of one host need different ports"),
         ("8088,0", "--ports is '8088,0'; write ports from 1 to 65535 separated by commas, like 8088,8089"),
         ("8088,65536", "--ports is '8088,65536'; write ports from 1 to 65535 separated by commas, like 8088,8089"),

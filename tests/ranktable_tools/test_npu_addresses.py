@@ -68,7 +68,7 @@ def test_two_npus_with_one_address_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_address_families_are_refused_as_hccl_would(tmp_path: Path) -> None:
-    with pytest.raises(RanktableError, match=r"device 4 has the IPv4 address 10\.0\.0\.4, device 5 the IPv6 address"):
+    with pytest.raises(RanktableError, match=r"4 has the IPv4 address 10\.0\.0\.4, but device 5 the IPv6 address"):
         npu_addresses(["4", "5"], None, _tool(tmp_path, {"4": "10.0.0.4", "5": "fd00::5"}))
 
 
@@ -82,7 +82,7 @@ def test_without_tool_and_file_both_are_named(tmp_path: Path) -> None:
         npu_addresses(["0"], None, NO_TOOL, conf=tmp_path / "none.conf")
 
     assert "hccn_tool is not found (set HCCN_TOOL_PATH) and " in str(caught.value)
-    assert "none.conf cannot be read: No such file or directory; mount one of them" in str(caught.value)
+    assert "none.conf cannot be read: No such file or directory; mount either of them, or" in str(caught.value)
 
 
 def test_a_source_that_needs_the_tool_names_it() -> None:
