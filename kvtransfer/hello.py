@@ -148,6 +148,6 @@ def check_hello(hello: Hello, *, instance_id: str, epoch: int, layout: PoolLayou
     if not 0 < pool_bytes <= _MAX_POOL_BYTES:
         raise Incompatible(
             f"a pool of {hello.num_blocks} blocks of {hello.block_size} has {pool_bytes} bytes, "
-            f"the limit is {_MAX_POOL_BYTES}"
+            f"but the limit is {_MAX_POOL_BYTES}"
         )
     return hello.layout

@@ -117,7 +117,7 @@ def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[MessageType, 
     if zero != 0 or known is None:
         raise WireError(f"no message of type {kind} with flags {zero}")
     if length > _MAX_BODY[known]:
-        raise WireError(f"{known.name} of {length} bytes, the limit is {_MAX_BODY[known]}")
+        raise WireError(f"{known.name} of {length} bytes, but the limit is {_MAX_BODY[known]}")
     return known, length
 
 
@@ -162,7 +162,7 @@ def _decode_frame(ticket_id: str, epoch: int, tail: memoryview) -> Frame:
     head = _FRAME.unpack_from(tail)
     number, layer, tensor, num_tensors, start, end, head_start, head_end, num_bytes, digest, window, num_blocks = head
     if num_blocks > MAX_FRAME_BLOCKS:
-        raise WireError(f"a FRAME names {num_blocks} blocks, the limit is {MAX_FRAME_BLOCKS}")
+        raise WireError(f"a FRAME names {num_blocks} blocks, but the limit is {MAX_FRAME_BLOCKS}")
     block_ids = struct.unpack(f"!{num_blocks}I", tail[_FRAME.size :])
     return Frame(
         ticket_id, epoch, number, layer, tensor, start, end, head_start, head_end, num_bytes, digest, block_ids, window,

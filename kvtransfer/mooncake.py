@@ -57,7 +57,7 @@ class MooncakeTransport:
         return lacking(read_method_of(self._device).package)
 
     def bind(self, host: str | None, source: str | None) -> None:
-        """Connect from `source`; warn, once per process, of the ports that the first proven link will open."""
+        """Use `source` for connections; warn, once per process, of the ports that the first proven link will open."""
         self._source = source
         if host is not None:
             warn_about_ports(host)

@@ -75,7 +75,7 @@ class SlotMap:
         """
         last = tensor + num_tensors
         if last > len(self._num_equal):
-            raise IndexError(f"tensors [{tensor}, {last}) are out of range, the pool has {len(self._num_equal)}")
+            raise IndexError(f"tensors [{tensor}, {last}) are out of range: the pool has {len(self._num_equal)}")
         offsets = self.layout.offsets
         base, row = offsets[tensor], self._row(tensor, heads)
         if num_tensors == 1:
@@ -105,7 +105,7 @@ class SlotMap:
         if heads is None or heads == held:
             return _Row(spec.token_bytes, 0, spec.token_bytes)
         if not held.start <= heads.start < heads.end <= held.end:
-            raise ValueError(f"heads {heads} of tensor {tensor} are out of range, the pool holds {held}")
+            raise ValueError(f"heads {heads} of tensor {tensor} are out of range: the pool holds {held}")
         head_bytes = spec.head_bytes
         skip, num_bytes = (heads.start - held.start) * head_bytes, (heads.end - heads.start) * head_bytes
         return _Row(spec.token_bytes, skip, num_bytes)

@@ -53,7 +53,8 @@ def check_frame(frame: Frame, terms: Terms) -> None:
         raise HandoffFailed(f"{describe_frame(frame)} is outside the expected tokens [{first_token}, {num_tokens})")
     if len(frame.block_ids) > frame.end - frame.start + 1:  # a block holds at least one token
         raise HandoffFailed(
-            f"{describe_frame(frame)} names {len(frame.block_ids)} blocks, the limit is {frame.end - frame.start + 1}"
+            f"{describe_frame(frame)} names {len(frame.block_ids)} blocks, "
+            f"but the limit is {frame.end - frame.start + 1}"
         )
     for wanted in part.heads[frame.tensor : last]:
         if frame.head_start != wanted.start or frame.head_end != wanted.end:

@@ -91,7 +91,7 @@ class SetupExchange:
         """Set a key on this side only. Raises WireError."""
         if len(self._prefix) + len(key.encode()) > _MAX_KEY_BYTES or len(value) > _MAX_VALUE_BYTES:
             raise WireError(
-                f"a key of {len(key)} and a value of {len(value)} bytes, the limits are {_MAX_KEY_BYTES} and "
+                f"a key of {len(key)} and a value of {len(value)} bytes, but the limits are {_MAX_KEY_BYTES} and "
                 f"{_MAX_VALUE_BYTES}"
             )
         if key not in self._keys and len(self._keys) >= _MAX_KEYS:

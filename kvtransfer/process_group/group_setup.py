@@ -11,8 +11,9 @@ A turn ends after twice the connect timeout, or twice the creation time of the c
 then has the same time again to end. A peer that stops during a set-up delays other set-ups of the device for that long,
 not for the progress timeout. It delays no link that is set up.
 
-The leader is the end with the smaller (instance, epoch, rank). It takes its own turn first, then sends TURN; the other
-end tries for a short time and sends BUSY: the leader then releases its turn. So A -> B, B -> C, C -> A never deadlock.
+The leader is the end with the smaller (instance, epoch, rank). It takes its own turn first, then sends TURN; if
+the other end cannot take its own turn within a short time, it sends BUSY, and the leader releases its turn. So A -> B,
+B -> C, C -> A never deadlock.
 """
 
 import hashlib
@@ -179,7 +180,7 @@ def refuse_if_unfreed(unfreed: Collection[str], device: str) -> None:
     """Raise Unavailable, with both values, if too many closed groups could not be freed."""
     if len(unfreed) >= MAX_UNFREED:
         raise Unavailable(
-            f"{len(unfreed)} groups of lost links still hold memory of {device}, the limit is {MAX_UNFREED}"
+            f"{len(unfreed)} groups of lost links still hold memory of {device}, but the limit is {MAX_UNFREED}"
         )
 
 

@@ -61,7 +61,7 @@ class GroupOutlet:
         """Return the header alone; the payload is being sent already. Waits for space."""
         num_bytes = source.runs.num_bytes
         if num_bytes > MAX_PAYLOAD_BYTES:
-            raise HandoffFailed(f"frame {frame.number} has {num_bytes} bytes, the limit is {MAX_PAYLOAD_BYTES}")
+            raise HandoffFailed(f"frame {frame.number} has {num_bytes} bytes, but the limit is {MAX_PAYLOAD_BYTES}")
         start = self._wait_for_room(num_bytes)
         self._staging.gather(start, source)
         self._under_way.append(self._group.send(self._staging.tensor(start, num_bytes)))
@@ -106,7 +106,9 @@ class GroupInlet:
     def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         """Receive the frame, then copy it to the target."""
         if frame.num_bytes > MAX_PAYLOAD_BYTES:
-            raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, the limit is {MAX_PAYLOAD_BYTES}")
+            raise HandoffFailed(
+                f"frame {frame.number} has {frame.num_bytes} bytes, but the limit is {MAX_PAYLOAD_BYTES}"
+            )
         if target.runs.num_bytes != frame.num_bytes:
             raise HandoffFailed(
                 f"frame {frame.number} has {frame.num_bytes} bytes, but its slots have {target.runs.num_bytes}"
@@ -126,7 +128,7 @@ class GroupInlet:
             self._here = False
             return
         if frame.num_bytes > min(MAX_PAYLOAD_BYTES, MAX_FRAME_BYTES):
-            raise WireError(f"FRAME of {frame.num_bytes} bytes, the limit is {MAX_PAYLOAD_BYTES}")
+            raise WireError(f"FRAME of {frame.num_bytes} bytes, but the limit is {MAX_PAYLOAD_BYTES}")
         arriving = self._arriving or self._group.receive(self._staging, frame.num_bytes)
         self._arriving = None
         self._waiter.wait(arriving, _NEVER)

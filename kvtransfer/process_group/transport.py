@@ -51,7 +51,7 @@ class ProcessGroupTransport:
         return None if lacking is None else f"{collective.name}: {lacking}"
 
     def bind(self, host: str | None, source: str | None) -> None:
-        """Connect from `source`."""
+        """Use `source` as the address of outgoing connections."""
         self._source = source
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:

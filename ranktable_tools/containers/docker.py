@@ -41,7 +41,7 @@ def parse_inspect(text: str) -> list[Holder]:
         listed = json.loads(text or "[]")
         return [_parse_holder(one) for one in listed]
     except (ValueError, TypeError, AttributeError) as error:
-        raise RanktableError(f"docker inspect: no list of containers: {text[:_MAX_SHOWN]!r}") from error
+        raise RanktableError(f"docker inspect: not a list of containers: {text[:_MAX_SHOWN]!r}") from error
 
 
 def docker_output(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = True) -> str:

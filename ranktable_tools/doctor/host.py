@@ -26,7 +26,7 @@ def check_ip_forward(case: DoctorInput) -> Verdict:
         return ok("net.ipv4.ip_forward is 1")
     message = f"net.ipv4.ip_forward is {value or 'unknown'}"
     if case.machine.in_container:
-        return not_here(f"{message}; this is a container, the host's setting matters")
+        return not_here(f"{message}; this is a container: the host's setting matters")
     if case.machine.tool("docker") is None:
         return not_here(f"{message}; only containers need it")
     step = "sysctl -w net.ipv4.ip_forward=1, and the same line in /etc/sysctl.conf (not needed with --net=host)"

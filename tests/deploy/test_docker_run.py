@@ -194,7 +194,7 @@ def test_unexpected_output_of_docker_is_one_line(tables: Make, docker: StubDocke
 
     docker_run.main(["prefill", *tables(), *FLAGS])
 
-    assert "docker inspect: no list of containers" in capsys.readouterr().err
+    assert "docker inspect: not a list of containers" in capsys.readouterr().err
 
 
 def test_run_passes_exactly_the_printed_arguments_to_docker(tables: Make, tmp_path: Path, docker: StubDocker) -> None:

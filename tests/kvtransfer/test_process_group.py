@@ -112,11 +112,11 @@ def test_a_payload_past_the_limit_is_refused_on_both_sides() -> None:
         big = bytearray(MAX_PAYLOAD_BYTES + 1)
         frame = frame_of(bytes(big))
 
-        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, the limit is {MAX_PAYLOAD_BYTES}"):
+        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, but the limit is {MAX_PAYLOAD_BYTES}"):
             ends.outlet.announce(frame, place_of(big))
-        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, the limit is {MAX_PAYLOAD_BYTES}"):
+        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, but the limit is {MAX_PAYLOAD_BYTES}"):
             ends.inlet.move(frame, place_of(big), NEVER)
-        with pytest.raises(WireError, match=f"{len(big)} bytes, the limit is {MAX_PAYLOAD_BYTES}"):
+        with pytest.raises(WireError, match=f"{len(big)} bytes, but the limit is {MAX_PAYLOAD_BYTES}"):
             ends.inlet.skip(frame)
 
 

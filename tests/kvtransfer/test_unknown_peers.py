@@ -191,7 +191,7 @@ def _frame(number: int, block_ids: tuple[int, ...], digest: int = 0) -> Frame:
 
 @pytest.mark.parametrize("num_blocks", [6, MAX_FRAME_BLOCKS])
 def test_more_blocks_than_a_frames_tokens_can_touch_are_refused(num_blocks: int) -> None:
-    with pytest.raises(HandoffFailed, match=f"names {num_blocks} blocks, the limit is 5"):
+    with pytest.raises(HandoffFailed, match=f"names {num_blocks} blocks, but the limit is 5"):
         _inflow().accept(_frame(0, tuple(range(num_blocks))))
 
 

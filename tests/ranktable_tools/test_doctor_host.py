@@ -64,5 +64,5 @@ def test_in_a_container_ip_forward_is_left_to_the_host(tmp_path: Path) -> None:
 
     assert (verdict.result, verdict.message) == (
         "not here",
-        "net.ipv4.ip_forward is 0; this is a container, the host's setting matters",
+        "net.ipv4.ip_forward is 0; this is a container: the host's setting matters",
     )

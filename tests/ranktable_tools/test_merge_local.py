@@ -92,7 +92,7 @@ def test_our_own_instance_over_servers_is_refused_at_start(save: Save) -> None:
 
     assert str(caught.value) == (
         f"RANK_TABLE_FILE_PATH: local_ranktable_merge.json: server_list has 2 servers, {A} and {B}; must have 1: "
-        "pdserve cannot start an instance over several servers, split it into one per server "
+        "pdserve cannot start an instance over several servers: split it into one per server "
         "(tables of merge-local are for other tools)"
     )
 
