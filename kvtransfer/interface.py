@@ -97,7 +97,7 @@ class Sender(Protocol):
 
 
 class ReceiverEvents(Protocol):
-    """Events of the receiver, on its own threads (`ended` also on one that calls `abort`); must not block long.
+    """Events of the receiver, on its own threads (`ended` also on a thread that calls `abort`); must not block long.
 
     Handlers must not take a lock that a caller of `Receiver.abort` holds.
     """

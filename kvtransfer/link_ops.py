@@ -119,7 +119,7 @@ def merge_puts(ops: Iterable["Op"]) -> list["Op"]:
 def _join(
     ops: Iterable["Op"], key_of: Callable[[Put], Hashable], joined: Callable[[Put, Put], Put | None]
 ) -> list["Op"]:
-    """Merge each put into the last one before it with the same key, if `joined` returns the result."""
+    """Merge each put into the last one before it with the same key, unless `joined` returns None."""
     kept: list[Op] = []
     places: dict[Hashable, int] = {}
     for op in ops:

@@ -194,7 +194,7 @@ def lacking(package: str = READ_METHODS["tcp"].package) -> str | None:
         if "libibverbs" in str(error):
             return f"{error}: install Debian's libibverbs1"
         return f"the package {package} is missing ({error}): {remedy}"
-    if package != host_build and is_installed(host_build):  # it would take them for host addresses
+    if package != host_build and is_installed(host_build):  # the host build would misread device addresses
         return f"the package {host_build} reads host memory only: {remedy} in its place"
     return None
 
@@ -225,7 +225,7 @@ def warn_about_ports(host: str) -> None:
 
 
 def open_ports() -> list[int]:
-    """Return mooncake's TCP ports that are open on all interfaces, where pdserve's own are only on request."""
+    """Return mooncake's TCP ports: those open on all interfaces, where pdserve opens none of its own by default."""
     inodes = set()
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -47,9 +47,10 @@ class Proof:
 
 
 def check_peer(stream: Stream, trust: Trust) -> None:
-    """Raise for a peer that must not even start the handshake.
+    """Raise an error for a peer that must not even start the handshake.
 
-    Incompatible for an unlisted address without a secret, Unavailable for another user's Unix socket (TCP may work).
+    Raises Incompatible for an unlisted address without a secret, Unavailable for another user's Unix socket, since TCP
+    may work.
     """
     sock = stream.socket
     try:

@@ -54,7 +54,7 @@ class Senders:
         self._parts: dict[int, dict[int, RankHeads]] = {}
 
     def of(self, num_senders: int) -> Mapping[int, RankHeads]:
-        """Return the parts by P rank, ascending, for the ranks that send anything, at least one."""
+        """Return the parts by P rank, ascending, for the ranks that send anything (at least one)."""
         known = self._parts.get(num_senders)
         if known is None:
             parts = {p: part_between(self.tensors, Rank(p, num_senders), self.receiver) for p in range(num_senders)}
