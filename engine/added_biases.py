@@ -16,7 +16,7 @@ from wire.errors import ConfigError
 
 
 def add_biases(network: Any, weights: Weights) -> None:
-    """Give each layer without bias the one that `weights` has under its name, unless that is zero."""
+    """Give each layer without a bias the one that `weights` has under its name, unless that bias is zero."""
     stored = frozenset(weights.names)
     for path, module in network.named_modules():
         weight, has_place = getattr(module, "weight", None), hasattr(module, "bias")

@@ -16,7 +16,7 @@ from wire.types import TokenLogprobs, TokenOutput
 
 
 class Advance:
-    """The last verb of a step. Changes the core's batch state and blocks, and records results in a StepOutcome."""
+    """The last phase of a step: changes the core's batch state and blocks, and records results in a StepOutcome."""
 
     def __init__(self, info: EngineInfo, state: BatchState, blocks: BlockPool, clock: Callable[[], float]) -> None:
         self._info, self._batch, self._blocks, self._clock = info, state, blocks, clock
@@ -54,7 +54,7 @@ class Advance:
         if prompt.hold:
             self._end_prefill(prompt, outcome)
             return
-        if prompt.started_at is not None and not prompt.num_interruptions:  # else it is recomputed: reported before
+        if prompt.started_at is not None and not prompt.num_interruptions:  # else recomputed: already reported
             seconds = self._clock() - prompt.started_at
             written = scheduled.sequence.num_written
             outcome.computed.append((prompt.state.prompt_id, seconds, prompt.num_cached, written))

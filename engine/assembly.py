@@ -69,7 +69,7 @@ def _positions(schedule: list[ScheduledTokens], parts: tuple[BatchSequence, ...]
 
 
 def samples_of(schedule: list[ScheduledTokens]) -> dict[Sequence, int]:
-    """Return the index of each sequence's sample in the step with this schedule; none for stems, which fork before."""
+    """Return the index of each sequence's sample in the step with this schedule; stems have none: they fork later."""
     samples, number = dict[Sequence, int](), 0
     for scheduled in schedule:
         if scheduled.reaches_end:
@@ -104,7 +104,7 @@ def pooled_tokens(scheduled: ScheduledTokens) -> range:
 class LayerAnnouncer:
     """Calls `on_layer` with one step's chunks of the prompts whose KV will be handed off.
 
-    Stores its error, which fails only those prompts.
+    Stores the callback's error, which fails only those prompts.
     """
 
     def __init__(self, schedule: list[ScheduledTokens], on_layer: OnLayer | None) -> None:
@@ -115,7 +115,7 @@ class LayerAnnouncer:
     def is_wanted(self, *, runs_ahead: bool) -> bool:
         """Return whether `on_layer` has to be called. Layers without chunks are reported too, as a sign of progress.
 
-        Not where the model runs ahead: launching a layer is not progress yet.
+        Where the model runs ahead they are not: launching a layer is not progress yet.
         """
         return self._on_layer is not None and bool(self._chunks or not runs_ahead)
 
@@ -124,7 +124,7 @@ class LayerAnnouncer:
             return
         try:
             self._on_layer(layer, self._chunks)
-        except Exception as error:  # noqa: BLE001 - ends the prompts to hand off after the step, not the others
+        except Exception as error:  # noqa: BLE001 - after the step, fails only the prompts to hand off
             self.error = error
 
 

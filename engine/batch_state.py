@@ -67,7 +67,7 @@ class BatchState:
         return prompt or next((waits for waits in self.waiting if waits.state.prompt_id == prompt_id), None)
 
     def queue(self, prompt: Prompt) -> None:
-        """Queue a new prompt: last, but a probe first, so that a long prompt does not delay the health check."""
+        """Queue a new prompt last, but a probe first, so that a long prompt does not delay the health check."""
         if prompt.state.probe:
             self.waiting.appendleft(prompt)
         else:
@@ -213,7 +213,7 @@ class BatchState:
         del self.running[prompt.state.prompt_id]
         self.preemptions += 1
         if not (prompt.is_swapped_out or prompt.can_be_rebuilt):
-            selection.failed.append((prompt, NoCapacity("its KV was dropped, and its images are not here")))
+            selection.failed.append((prompt, NoCapacity("its KV was dropped, and this instance lacks its images")))
             return
         self.waiting.appendleft(prompt)
         if prompt.num_interruptions > known:
@@ -232,7 +232,7 @@ class BatchState:
             try:
                 self._start(prompt, now)
             except NoCapacity:
-                return  # another thread was faster
+                return  # another thread has taken the blocks
             except Exception as error:  # noqa: BLE001 - whatever its start raises ends this prompt only, and is reported
                 self.remove(prompt)
                 selection.failed.append((prompt, error))
@@ -243,11 +243,11 @@ class BatchState:
         if prompt.is_swapped_out and restore(prompt, self._blocks, self.swap, self._block_size):
             return
         if not prompt.can_be_rebuilt:
-            raise InternalError("the copy of its KV cannot be read, and its images are not here")
+            raise InternalError("the copy of its KV cannot be read, and this instance lacks its images")
         prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:
-        """Return whether the limits have room for its sequences, the next chunk for its tokens, the pool for its KV.
+        """Return whether its sequences fit the limits, its tokens the next chunk, and its KV the pool.
 
         One free block is reserved for each running sequence, so that a new prompt is not preempted at once.
         """
@@ -262,7 +262,7 @@ class BatchState:
         return missing <= 0 or missing <= self._blocks.num_shareable(found)
 
     def _blocks_to_start(self, prompt: Prompt) -> tuple[int, list[BlockName]]:
-        """Return how many blocks it needs, and the names of those it may share with other prompts until it ends."""
+        """Return how many blocks the prompt needs, and the names of those it may share with others until it ends."""
         length, rope = len(prompt.state.token_ids), self._model.info.rope
         counts = [sequence.num_outputs for sequence in prompt.live] or [0] * prompt.num_seqs
         outputs = [] if prompt.hold else counts

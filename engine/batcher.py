@@ -23,19 +23,19 @@ class BatchLimits:
 SLOW_STEP_S = 2.0
 """Longest step for prompts' chunks: a longer one delays the prompts behind it."""
 _LEAST_CHUNK, _LEAST_SLICE = 64, 16
-"""Tokens of a chunk whatever it costs: alone, and beside sequences being decoded. A prompt must advance."""
+"""The smallest chunk in tokens, alone and beside sequences being decoded, whatever it costs: a prompt must advance."""
 _GROWTH = 4
 """Beside sequences being decoded, a chunk is at most this many times the longest one that was measured."""
 _MORE_GAP = 1.1
-"""Where the decoding alone takes longer than the limit of gaps, a chunk may make it this much longer."""
+"""Where the decoding alone takes longer than the gap limit, a chunk may make it this much longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """What a step must not delay: `num` sequences being decoded, by more than `gap_limit_s` between two tokens.
+    """The `num` sequences being decoded, which a step must not delay by more than `gap_limit_s` between two tokens.
 
     `gap_limit_s` is the shortest of their limits.
-    With `awaits_more`, others may arrive during the step: their next token waits for its end and for the step after.
+    With `awaits_more`, others may arrive during the step: their next token waits for this step and the next one.
     """
 
     num: int
@@ -44,10 +44,10 @@ class Streams:
 
 
 def paced(largest: BatchLimits, cost: StepCost, streams: Streams, longest_chunk: int = 0) -> BatchLimits:
-    """Return the limits of a step beside `streams`: chunks that its cost allows.
+    """Return the limits of a step beside `streams`, with chunks as large as `cost` allows.
 
     A step's gap between two tokens is at most the limit, or a tenth more than without any chunk if that is longer.
-    `longest_chunk` is that of which `cost` was measured: what a much longer one costs is not known.
+    `longest_chunk` is the longest of which `cost` was measured: the cost of a much longer one is not known.
     """
     limit_s, least, most = SLOW_STEP_S, _LEAST_CHUNK, largest.prefill_chunk_size
     if streams.num or streams.awaits_more:

@@ -19,7 +19,7 @@ def check_beams(state: PromptState, *, max_model_len: int) -> None:
         raise InvalidRequest("every beam has finished already: there is nothing to generate", "beams")
     if len(live) > width or len(done) > width:
         raise InvalidRequest(
-            f"{len(live)} live and {len(done)} finished beams are given, the width is {width}", "beams"
+            f"{len(live)} live and {len(done)} finished beams are given, but the width is {width}", "beams"
         )
     lengths = {len(beam.token_ids) for beam in live}
     if len(lengths) > 1 or not 1 <= max(lengths) < limit:

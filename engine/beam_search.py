@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from wire.types import Beam, BeamSearch, SamplingParams, TokenLogprobs
 
 Offer = tuple[int, float, TokenLogprobs | None]
-"""A candidate: its token id, its log probability after all processors, and what is reported of it."""
+"""A candidate: its token id, its log probability after all processors, and the log probabilities to report."""
 _MAX_EXPONENT = 600.0  # exp(600) and exp(-600) are well inside a float's range
 
 
@@ -21,7 +21,7 @@ _MAX_EXPONENT = 600.0  # exp(600) and exp(-600) are well inside a float's range
 class Continuation:
     """Live beam `parent` extended by `token_id`; `score` is the sum of its log probabilities including that token.
 
-    `logprobs` are the token's, if the request has log probabilities.
+    `logprobs` are the token's, if log probabilities were requested.
     """
 
     parent: int

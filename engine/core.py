@@ -59,9 +59,9 @@ class EngineCore:
     ) -> None:
         """`prefix_caching`: keep freed KV for reuse, where blocks have names at all (prefix.py).
 
-        `reuse_decoded`: that of outputs too.
-        `swap_bytes`: memory limit for copies of preempted sequences' blocks. `gap_limit_s`: that of prompts
-        without one of their own (batcher.paced).
+        `reuse_decoded`: keep that of outputs too.
+        `swap_bytes`: memory limit for copies of preempted sequences' blocks. `gap_limit_s`: the limit for
+        prompts that set none (batcher.paced).
         """
         self._model = model
         self._limits = BatchLimits(max_num_seqs, max_num_batched_tokens, prefill_chunk_size)
@@ -129,7 +129,9 @@ class EngineCore:
         layout = self.info.layout
         wanted = layout.num_blocks_for(len(state.token_ids))
         if len(block_ids) < wanted:
-            raise InvalidRequest(f"{len(block_ids)} blocks cannot hold {len(state.token_ids)} tokens: {wanted} needed")
+            raise InvalidRequest(
+                f"{len(block_ids)} blocks cannot hold {len(state.token_ids)} tokens, which need {wanted}"
+            )
         check_begun(state)
         prompt = self._accept(state, hold=False, grammar=grammar)
         if not prompt.ended:
@@ -222,7 +224,7 @@ class EngineCore:
         return outcome.result(ended - started)
 
     def _streams(self) -> Streams:
-        """Return what the next step must not delay: the shortest limit of gaps among all counts. Any thread."""
+        """Return what the next step must not delay, with the shortest gap limit of all these prompts. Any thread."""
         decoding, arriving, own_s = self._batch.decoding, self.arriving(), self._gap_limit_s
         limits = (*(prompt.state.gap_limit_s for prompt in decoding), *arriving)
         shortest_s = min((limit_s or own_s for limit_s in limits), default=own_s)
@@ -264,7 +266,7 @@ class EngineCore:
         bound = [scheduled for scheduled in schedule if scheduled.prompt.is_bound]
         for scheduled in bound:
             if not self._batch.runs(scheduled.prompt):
-                continue  # another of its sequences has ended it
+                continue  # an error in another of its sequences has failed it
             try:
                 fill_masks(scheduled, self.info.vocab_size)
             except Exception as error:  # noqa: BLE001 - this prompt's own grammar: reported in `failed`

@@ -63,16 +63,16 @@ def graph_shapes(backend: GraphBackend, most_rows: int, most_blocks: int, block_
 
 
 def graph_rows(max_rows: int, device: Device, backend: AttentionBackend, rope: StepRope | None) -> int:
-    """Return the most sequences in a step that uses a graph, up to `max_rows`; 0 where graphs cannot be used.
+    """Return how many sequences a step with a graph may have, up to `max_rows`; 0 where graphs cannot be used.
 
-    No graphs with a RoPE that depends on lengths: the host passes those at each step.
+    A RoPE that depends on lengths allows no graphs: the host passes the lengths at each step.
     """
     can = device.captures_graphs and isinstance(backend, GraphBackend) and rope is None
     return max_rows if can else 0
 
 
 def num_spare_blocks(rows: int, block_size: int) -> int:
-    """Return the blocks in which every row of a graph of up to `rows` rows has a slot of its own."""
+    """Return the number of blocks in which every row of a graph of up to `rows` rows has a slot of its own."""
     return -(-rows // block_size)
 
 
@@ -156,7 +156,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self, shape: GraphShape, agree: Callable[[], None] | None = None) -> None:
-        """See ShapeOwner. Ranks call it together: each calls `agree` after a run without sums, before the others."""
+        """See ShapeOwner. Ranks call it together: each calls `agree` after a first run without sums."""
         rows, width = shape
         packed = torch.zeros(rows * (4 + width), dtype=torch.int64, device=self._device.torch_device)
         tokens, positions, slots, lengths = packed[: 4 * rows].view(4, rows)
@@ -202,7 +202,7 @@ class DecodeGraphs:
         """Return the logits of the step's sampled rows, [num_samples, vocab_size], or None if no graph can run it.
 
         They are a copy. `metadata.token_ids` is read on the device: the host need not know these tokens yet. Ranks call
-        it for steps that fit (`fits`), and never get None: they all replay a step, so an error of one is raised.
+        it for steps that fit (`fits`), and never get None: they all replay a step, so an error on one is raised.
         """
         packed = metadata.packed
         num_rows, shape = len(packed.kv_lengths), None

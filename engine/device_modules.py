@@ -55,7 +55,7 @@ def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
 
 
 def _why_not(network: Any, device: Device) -> str | None:
-    """Return why a child process could not replace the modules of one layer like the network's."""
+    """Return why a child process could not replace the modules of a layer like those of the network."""
     params = {
         "config": json.loads(network.config.to_json_string(use_diff=False)),
         "dtype": str(network.dtype).rpartition(".")[2],

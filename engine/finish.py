@@ -23,7 +23,7 @@ def finish_at(
     """Return why a sequence has finished, or None. Its last `num_outputs` `tokens`, one or more, are its outputs.
 
     From `min_tokens` outputs on, a stop token or a repetition finishes it. A stop token takes precedence over a length
-    limit reached by the same token, and that over a repetition.
+    limit reached by the same token, and the length limit over a repetition.
     """
     last = tokens[-1]
     if last in params.stop_token_ids and num_outputs >= params.min_tokens:

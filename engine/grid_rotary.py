@@ -40,7 +40,7 @@ def columns_of(sections: Sequence[int]) -> Iterator[tuple[int, slice]]:
 
 
 def rotate_by_grid(network: Any, sections: Sequence[int]) -> None:
-    """Let the network accept three positions for each token. Raises ConfigError for sections of other heads."""
+    """Let the network accept three positions for each token. Raises ConfigError if sections do not fit a head."""
     rotary = network.model.rotary_emb
     half = rotary.inv_freq.shape[0]
     if sum(sections) != half or min(sections) < 1:

@@ -23,7 +23,7 @@ from wire.load import LoadSnapshot
 from wire.types import PromptLogprobs, PromptState, TokenOutput
 
 Embeddings = bytes | memoryview
-"""Of one image: [count, hidden_size] values of the engine's dtype, row by row, which stand for its tokens."""
+"""Those of one image: [count, hidden_size] values of the engine's dtype, row by row, one row for each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Engine(Protocol):
     def check(self, state: PromptState, *, hold: bool = False) -> None:
         """Raise PromptTooLong, NeverFits or InvalidRequest if this engine can never run `state`. Any thread.
 
-        `hold`: only the prompt has to fit, its outputs are generated elsewhere.
+        `hold`: only the prompt has to fit, because its outputs are generated elsewhere.
         """
         ...
 
@@ -225,7 +225,7 @@ class Engine(Protocol):
         ...
 
     def load(self) -> LoadSnapshot:
-        """Return the current load of engine and pool; the other figures are 0. Any thread."""
+        """Return the current load of engine and pool; the figures of other parts are 0. Any thread."""
         ...
 
     def close(self) -> None:

@@ -60,8 +60,9 @@ def kernel_check(device: Device) -> KernelCheck:
 
 @dataclass(frozen=True, slots=True)
 class ChildCheck:
-    """Implements KernelCheck by a child for each check. `versions` names all that a result depends on, besides our
-    sources. `folder` holds a file for each good result.
+    """Implements KernelCheck with one child process for each check.
+
+    `versions` names all that a result depends on, besides our sources. `folder` holds a file for each good result.
     """
 
     device: str
@@ -93,7 +94,7 @@ class ChildCheck:
 
 
 def _run(command: list[str], request: str, limit_s: float) -> tuple[int | None, str, str]:
-    """Return the child's exit status, None if it was killed for its time, and the ends of stdout and stderr."""
+    """Return the child's exit status, None if it was killed at the time limit, and the ends of stdout and stderr."""
     process = subprocess.Popen(  # noqa: S603 - a module of this package
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     )

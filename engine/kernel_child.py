@@ -96,7 +96,7 @@ def main() -> int:
         device = open_device(request["device"])
         device.activate()
         device.synchronize()
-    except Exception as error:  # noqa: BLE001 - from a driver, such as of a card for one process at a time
+    except Exception as error:  # noqa: BLE001 - from a driver, such as one that allows one process at a time
         return _not_here(_one_line(error))
     try:
         why = CHECKS[request["check"]](device, **request["params"])

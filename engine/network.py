@@ -32,7 +32,7 @@ Keep = Callable[[Any, Mapping[str, TensorSource], Mapping[str, DimensionRanges],
 """Replaces layers of a network on the meta device by others that already have their weights, cut, on the device."""
 
 
-_SCALES = ("_scale", "_scale_inv")  # behind the name of a float8 weight
+_SCALES = ("_scale", "_scale_inv")  # added to the name of a float8 weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _check_complete(
         except ValueError as error:
             raise ConfigError(f"{checkpoint.path}: {error}") from error
         if stored != tuple(tensor.shape):
-            wrong.append(f"{name}: {stored} stored, {tuple(tensor.shape)} in config.json")
+            wrong.append(f"{name} is stored as {stored}, but config.json implies {tuple(tensor.shape)}")
     if wrong:
         raise ConfigError(f"{checkpoint.path}: {len(wrong)} mismatched keys, the first {min(wrong)}")
 

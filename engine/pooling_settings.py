@@ -1,8 +1,8 @@
 """How a model's hidden states become one vector, read from the sentence-transformers files in its folder.
 
 modules.json lists the stages; 1_Pooling/config.json has the pooling mode; a Normalize stage scales vectors to length 1;
-sentence_bert_config.json has the longest text. Without these files decoders use the last token and encoders the first,
-normalised, as other servers of such models do.
+sentence_bert_config.json limits the length of a text. Without these files decoders use the last token and encoders the
+first, normalised, as other servers of such models do.
 """
 
 import json

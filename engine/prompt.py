@@ -56,7 +56,7 @@ class Prompt:
     With `beams`, `sequences` are the hypotheses emitted at the end, and the beams compute in their place.
     `images` has the embeddings of its images, None for a prompt without any and for one that was computed elsewhere.
     `positions` are those of its tokens, None where each has its index; `spans` are its images that no chunk may cut.
-    `is_bound`: a grammar or a budget of thinking constrains its sequences. Between two of its tokens it was swapped out
+    `is_bound`: a grammar or a rule for thinking constrains its sequences. Between two of its tokens it was swapped out
     `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
     """
 
@@ -100,7 +100,7 @@ class Prompt:
         return prompt
 
     def bind(self, grammar: Grammar | None) -> None:
-        """Constrain each live sequence by `grammar` and by the rule of its thinking, if there are any.
+        """Constrain each live sequence by `grammar` and by the rule for its thinking, if there are any.
 
         Raises InvalidGrammar if they do not allow the outputs so far.
         """
@@ -244,7 +244,7 @@ class Prompt:
             sequence.drop(blocks)
 
     def finish_hypotheses(self) -> list[TokenOutput]:
-        """Finish each sequence with one hypothesis and return its tokens; without tokens if there are fewer."""
+        """Finish each sequence with a hypothesis and return the tokens; with none if there are fewer hypotheses."""
         assert self.beams is not None, "only a search has hypotheses"
         outputs: list[TokenOutput] = []
         winners, prompt_id = self.beams.winners, self.state.prompt_id

@@ -14,7 +14,7 @@ class PromptImages:
     def __init__(self, images: Sequence[PromptImage], embeddings: Sequence[Embeddings], row_bytes: int) -> None:
         """Raises InternalError for buffers that are not exactly the images' tokens, of `row_bytes` each."""
         if len(images) != len(embeddings):
-            raise InternalError(f"embeddings of {len(embeddings)} images for a prompt with {len(images)}")
+            raise InternalError(f"the prompt has {len(images)} images, but embeddings of {len(embeddings)}")
         self._parts = [(image, memoryview(one).cast("B")) for image, one in zip(images, embeddings, strict=True)]
         for index, (image, values) in enumerate(self._parts):
             if len(values) != image.count * row_bytes:

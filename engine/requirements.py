@@ -106,6 +106,6 @@ def _check_blocks(state: PromptState, info: EngineInfo, prompt_only: bool) -> No
         why = f", each recomputed past {info.rope.short_length} tokens," if info.rope is not None and recomputed else ""
         raise NeverFits(
             f"{length} prompt tokens and {count} x {computed + 1} output tokens{why} need {needed} KV blocks of "
-            f"{layout.block_size} tokens, the whole pool has {layout.num_blocks}",
+            f"{layout.block_size} tokens, but the whole pool has {layout.num_blocks}",
             "max_tokens",
         )

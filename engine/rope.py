@@ -57,7 +57,7 @@ class Frequencies:
 
     def __call__(self, lengths: Sequence[int]) -> torch.Tensor:
         """Return [num_tokens, dim / 2] for the length of each token."""
-        distinct = sorted({max(length, self.short_length) for length in lengths})  # all lengths up to it are equal
+        distinct = sorted({max(length, self.short_length) for length in lengths})  # below it: the same frequencies
         places = {length: place for place, length in enumerate(distinct)}
         rows = torch.tensor([places[max(length, self.short_length)] for length in lengths])
         return torch.stack([self._frequencies_for(length) for length in distinct]).index_select(0, rows)
@@ -80,7 +80,7 @@ def check_rotaries(network: Any) -> None:
         twin = type(rotary)(rotary.config)
         if not _agrees(twin, Frequencies(twin), _plain_forward(twin)):
             rope_type = rotary.config.rope_parameters["rope_type"]
-            raise ConfigError(f"{type(rotary).__name__} implements rope type {rope_type} differently: not supported")
+            raise ConfigError(f"{type(rotary).__name__} cannot compute rope type {rope_type} row by row: not supported")
 
 
 def ignore_lengths(network: Any) -> None:

@@ -52,7 +52,7 @@ def rope_lengths(text_config: Any) -> RopeLengths | None:
     parameters = getattr(text_config, "rope_parameters", None) or {}
     for name, value in parameters.items():
         if isinstance(value, dict) and value.get("rope_type") in LENGTH_TYPES:
-            raise ConfigError(f"rope type {value['rope_type']} only for {name} layers: not supported")
+            raise ConfigError(f"rope type {value['rope_type']} applies only to {name} layers: not supported")
     rope_type = parameters.get("rope_type")
     if rope_type not in LENGTH_TYPES:
         return None

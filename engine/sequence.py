@@ -77,7 +77,7 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Append the sampled token. Raises InternalError if the grammar does not allow it."""
         if self.matcher is not None and self.finish is None and not self.matcher.advance(token_id):
-            raise InternalError(f"sampled token {token_id}, which the grammar does not allow")
+            raise InternalError(f"token {token_id} was sampled, but the grammar does not allow it")
         self.token_ids.append(token_id)
 
     def take(self, num_blocks: int, blocks: BlockPool, *, uses_cache: bool, probe: bool) -> None:

@@ -24,7 +24,7 @@ class ThinkingMatcher:
         self._rule, self._grammar = rule, grammar
         self._num_tokens = rule.num_before if rule.is_open else None  # of the thinking; None outside
         self._may_begin = not rule.is_open or grammar is None
-        self._has_start = False  # in this thinking, among the outputs: only the first one is not counted
+        self._has_start = False  # among the outputs of this thinking: its first start token is not counted
 
     @property
     def finished(self) -> bool:
@@ -50,7 +50,7 @@ class ThinkingMatcher:
         return budget is not None and self._num_tokens is not None and self._num_tokens >= budget
 
     def advance(self, token_id: int) -> bool:
-        """Advance by the chosen token; return False, unchanged, if not allowed. Raises InvalidGrammar at a limit."""
+        """Advance by the chosen token, or return False if it is not allowed. Raises InvalidGrammar at a limit."""
         if self._num_tokens is not None:
             return self._advance_thinking(token_id, self._num_tokens)
         if token_id == self._rule.start_token_id and self._may_begin:

@@ -21,7 +21,7 @@ def spans_within(spans: Sequence[Span], start: int, count: int) -> tuple[Span, .
 def whole_count(spans: Sequence[Span], start: int, count: int) -> int:
     """Return how many tokens from `start` on a chunk of at most `count` has, so that it ends inside no image.
 
-    A chunk that ends inside the image at its beginning becomes longer instead: no limit may prevent an image.
+    A chunk that ends inside the image at its beginning becomes longer instead: a limit must not block an image.
     """
     for first, end in spans:
         if count and first < start + count < end:

@@ -27,7 +27,7 @@ _log = EventLogger("engine")
 def trusted(
     backend: AttentionBackend, network: Any, device: Device, *, block_size: int, dtype: torch.dtype
 ) -> tuple[AttentionBackend, str | None]:
-    """Return `backend`, or the next one that computes correctly here, a note on why and a warning in the log.
+    """Return `backend` and None, or the next one that computes correctly here and a note with the reason, also logged.
 
     Runs one token of `network` on `device` and replaces its attention handler.
     """

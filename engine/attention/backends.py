@@ -13,7 +13,7 @@ from native.engine_library import Threads
 from wire.errors import ConfigError
 
 Maker = Callable[[Device, Threads | None], AttentionBackend]
-"""Makes a backend for a device; `threads` run the CPU's kernels, None where there are none."""
+"""Makes a backend for a device; `threads` run the CPU's kernels (None: there are no threads for them)."""
 
 REFERENCE = "reference"
 

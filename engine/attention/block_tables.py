@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class TableUse(IntEnum):
-    """How a replay of decode steps uses the block tables in DecodeInputs: the more, the narrower they should be."""
+    """How a replay of decode steps uses the block tables in DecodeInputs; the higher, the narrower they should be."""
 
     NONE = 0
     READ = 1
@@ -45,7 +45,7 @@ class HostTables:
         return np.asarray(self.blocks[places], np.int64)
 
     def padded(self, num_rows: int, block: int, block_size: int) -> "HostTables":
-        """Return `num_rows` rows; the added ones own the slots from `block` on, one each, and read those before it."""
+        """Return `num_rows` rows; each added one owns a slot from `block` on, and reads its block up to that slot."""
         blocks, places = np.divmod(np.arange(num_rows - len(self.used)), block_size)
         return HostTables(
             np.concatenate([self.blocks, block + blocks]),

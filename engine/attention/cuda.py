@@ -5,7 +5,7 @@ library               | head dims             | keys                    | graphs
 FlashInfer            | 64, 128, 256          | in place                | yes
 FlashAttention 3      | multiples of 8 to 256 | in place                | yes
 torch's flash kernel  | multiples of 8 to 256 | gathered, one call      | no
-torch_paged.py        | any                   | gathered, some calls    | yes
+torch_paged.py        | any                   | gathered, several calls   | yes
 """
 
 import importlib
@@ -64,7 +64,7 @@ class GraphLibrary(PagedLibrary, Protocol):
 
 
 def make_cuda_attention(device: Device) -> "CudaAttention":
-    """Return the backend with the libraries that this machine has; its `note` gives the reason."""
+    """Return the backend with the libraries that this machine has; its `note` is the line for the log."""
     return CudaAttention(*choose_libraries(device))
 
 
@@ -81,7 +81,7 @@ def choose_libraries(device: Device) -> tuple[tuple[PagedLibrary, ...], str]:
 
 
 def _log_line(libraries: Sequence[PagedLibrary], why: str) -> str:
-    """Return the line for the log; `why` gives the reason that there are not more libraries, if there is one."""
+    """Return the line for the log; `why` is the reason why there are no more libraries, if there is one."""
     names = ", else by ".join(library.name for library in libraries) or "torch"
     return f"attention by {names}" + (f": {why}" if why else "")
 
@@ -176,7 +176,7 @@ class CudaStep:
         self, backend: CudaAttention, by_torch: StepAttention, planned: Sequence[tuple[PagedLibrary, StepAttention]],
         decode: "CudaDecode | None" = None,
     ) -> None:  # fmt: skip
-        """The backend may have given up a library since it planned. `decode.reads_tables` is set here."""
+        """The backend may give up a library after this step is planned. `decode.reads_tables` is set here."""
         self._backend, self._torch, self._planned, self._decode = backend, by_torch, planned, decode
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:

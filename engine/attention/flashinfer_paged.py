@@ -91,7 +91,7 @@ class FlashInferAttention:
 
     tables, has_softcap = TableUse.NONE, True
     dims = (64, 128, 256)
-    """With other head dims its kernels fail or are wrong (FlashInfer's issue 4299)."""
+    """With other head dims its kernels fail or return wrong results (FlashInfer's issue 4299)."""
 
     def __init__(self, flashinfer: Any, device: Device, name: str = "flashinfer") -> None:
         """`flashinfer` is the module. Raises AttributeError if it lacks the wrappers."""

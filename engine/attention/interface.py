@@ -30,7 +30,7 @@ class StepAttention(Protocol):
     """One step's attention; what its layers share is computed once."""
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
-        """Put the step's own tokens, [num_kv_heads, num_tokens, dim], into one layer's pool at the step's slots."""
+        """Write the step's own keys and values, [num_kv_heads, num_tokens, dim], to its slots in one layer's pool."""
         ...
 
     def attend(
@@ -57,7 +57,7 @@ class DecodeAttention(Protocol):
 
     @property
     def reads_tables(self) -> bool:
-        """Whether a replay of the last run reads the inputs' block tables; the run itself may in any case."""
+        """Whether a replay of the last run reads the inputs' block tables; the run itself may always read them."""
         ...
 
     def prepare(self, host: HostTables) -> dict[str, list[int]] | None:

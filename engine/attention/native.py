@@ -28,7 +28,7 @@ class NativeAttention:
     """The native backend. Owns scratch memory for one team of threads; one thread calls it."""
 
     def __init__(self, threads: Threads) -> None:
-        """`threads` must outlive this object; it may run other work between two layers."""
+        """`threads` must outlive this object; they may run other work between two layers."""
         self.memory = AttentionMemory(threads)
 
     def plan(self, metadata: StepMetadata) -> "NativeStep":
@@ -75,7 +75,7 @@ class NativeStep:
         _check_pools(keys, values)
         _check_shape("query", query, (num_heads, num_tokens, keys.shape[2]))
         if num_heads % keys.shape[1]:
-            raise ValueError(f"{num_heads} query heads: must be a multiple of the pool's {keys.shape[1]}")
+            raise ValueError(f"{num_heads} query heads are not a multiple of the pool's {keys.shape[1]} KV heads")
         if options.sinks is not None:
             _check_shape("sinks", options.sinks, (num_heads,))
         query = _dense(query)
@@ -112,9 +112,11 @@ class NativeStep:
 
 def _check_pools(keys: torch.Tensor, values: torch.Tensor) -> None:
     if keys.dim() != 3 or values.dim() != 3 or keys.shape[:2] != values.shape[:2]:
-        raise ValueError(f"a pool of keys {list(keys.shape)} and values {list(values.shape)}: slots or heads differ")
+        raise ValueError(f"the pool's keys {list(keys.shape)} and values {list(values.shape)} differ in slots or heads")
     if keys.dtype != values.dtype or keys.dtype not in _DTYPES:
-        raise ValueError(f"a pool of {keys.dtype} and {values.dtype}: both must be one of {sorted(map(str, _DTYPES))}")
+        raise ValueError(
+            f"keys of {keys.dtype} and values of {values.dtype}: both must be one of {sorted(map(str, _DTYPES))}"
+        )
 
 
 def _check_shape(what: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:

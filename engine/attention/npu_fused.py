@@ -8,7 +8,7 @@ Lengths are lists on the host, one per sequence for keys, cumulative for TND's q
 used for any size and aligned to the last key (sparse_mode 3, or 4 with a band); for single rows under BSH, which has no
 bands for them, none or their own. The document is _op_plugin_docs.py of torch_npu's wheel; the function is in
 prompt_flash_attention_tiling.cpp of CANN's ops-transformer, which accepts TND over blocks with these limits and, unlike
-the document, with bands for single rows. An older CANN refuses TND over blocks: then BSH computes all
+the document, with bands for single rows. An older CANN refuses TND over blocks: then BSH computes everything
 (backend_choice.py).
 """
 
@@ -54,9 +54,9 @@ def why_not(layer: LayerRows) -> str | None:
     query, keys, values = layer.query, layer.keys, layer.values
     heads, kv_heads, dim = query.shape[1], keys.shape[1], keys.shape[2]
     if layer.options.softcap is not None:
-        return f"it has no softcap, {layer.options.softcap:g} here"
+        return f"it has no softcap, but the layer's is {layer.options.softcap:g}"
     if query.dtype not in DTYPES or keys.dtype != query.dtype:
-        return f"queries of {query.dtype} and keys of {keys.dtype}: it supports two of {_names(DTYPES)}"
+        return f"queries of {query.dtype} and keys of {keys.dtype}: both must be the same, one of {_names(DTYPES)}"
     if keys.shape != values.shape:
         return f"head dims {dim} of keys and {values.shape[2]} of values: they must be equal"
     if dim % _DIM_STEP or dim > _MAX_DIM:

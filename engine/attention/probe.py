@@ -20,10 +20,10 @@ Part = tuple[int, int]
 """(start, count): a sequence's tokens of the step, after the tokens that earlier steps wrote."""
 _HOST = torch.device("cpu")
 _LONG = 700
-"""A CANN ignored masks after the 512th key (vllm-project/vllm-ascend issue 15503): shorter rows do not show that."""
+"""One CANN ignored masks after the 512th key (vllm-project/vllm-ascend issue 15503), which shorter rows do not show."""
 _WINDOW = 100
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""Largest absolute difference of a number: values are about 1, and 16-bit kernels round the softmax's weights too."""
+"""Limit of a number's absolute difference: values are about 1, and 16-bit kernels round the softmax's weights too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def differs(
     if tuple(got.shape) != tuple(expected.shape):
         return f"{kind}: the output has shape {list(got.shape)}, not {list(expected.shape)}"
     worst, allowed = float((got.cpu().float() - expected).abs().max()), _TOLERANCE[dtype]
-    return None if worst <= allowed else f"{kind}: largest difference {worst:.3g}, at most {allowed:g} is allowed"
+    return None if worst <= allowed else f"{kind}: largest difference {worst:.3g}, but the limit is {allowed:g}"
 
 
 @torch.inference_mode()

@@ -41,7 +41,7 @@ class LayerHandler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """The mask of transformers: all but keys in (p - window, p] for a query at p, or another if not `known`."""
+    """The mask of transformers: a query at p sees the keys in (p - window, p], unless the mask is not `known`."""
 
     window: int | None
     known: bool = True

@@ -1,4 +1,4 @@
-"""Sinks for kernels that have none: applied to the output of the softmax, by the logarithm of its sum."""
+"""Sinks for kernels that have none: applied to the output, using the logarithm of the softmax's sum."""
 
 import torch
 
@@ -6,7 +6,7 @@ import torch
 def apply_sinks(output: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     """Return the output of a softmax whose sum includes each head's sink.
 
-    Weights with sum 1 get the sum exp(lse) / (exp(lse) + exp(sink)), which is sigmoid(lse - sink).
+    The weights, whose sum is 1, get the sum exp(lse) / (exp(lse) + exp(sink)), which is sigmoid(lse - sink).
     output: [rows, num_heads, dim]; lse: [rows, num_heads] float32, natural logarithm; sinks: [num_heads].
     """
     return (output.float() * torch.sigmoid(lse - sinks.float())[..., None]).to(output.dtype)

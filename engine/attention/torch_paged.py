@@ -41,7 +41,7 @@ class TorchPagedAttention:
         return FixedDecode(inputs)
 
     def table_widths(self, rows: int, max_blocks: int, block_size: int) -> tuple[int, ...]:
-        """See GraphBackend. They end where a step gathers MAX_KEYS: wider ones run without a graph, in groups."""
+        """See GraphBackend. The widest gathers MAX_KEYS: a step with wider tables runs without a graph, in groups."""
         return doubled_widths(rows, max_blocks, block_size, MAX_KEYS)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
@@ -62,7 +62,7 @@ def doubled_widths(rows: int, max_blocks: int, block_size: int, max_keys: int | 
 
 
 class TorchPagedStep(SlotWriter):
-    """One step; owns what its layers share, which the first layer computes: a library may compute all of them."""
+    """One step; owns what its layers share, computed by the first layer that runs here: a library may run them all."""
 
     @cached_property
     def _decode_groups_of_step(self) -> tuple["_DecodeGroup", ...]:
@@ -240,7 +240,7 @@ class _Chunk:
 
 
 def _decode_groups(metadata: StepMetadata) -> Iterator[_DecodeGroup]:
-    """Yield the sequences of one row: longest first, so that each group is of similar length."""
+    """Yield groups of the sequences with one row, longest first, so that the lengths in a group are similar."""
     packed, size = metadata.packed, metadata.block_size
     alone = np.flatnonzero(counts(packed) == 1)
     if not len(alone):
@@ -266,7 +266,7 @@ def _decode_groups(metadata: StepMetadata) -> Iterator[_DecodeGroup]:
 
 
 def _chunks(metadata: StepMetadata) -> Iterator[_Chunk]:
-    """Yield the sequences of several rows; the slots of all are uploaded at once."""
+    """Yield the sequences with several rows; the slots of all are uploaded at once."""
     size, parts = metadata.block_size, [part for part in metadata.rows() if part[1].count > 1]
     if not parts:
         return

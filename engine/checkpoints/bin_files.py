@@ -64,7 +64,9 @@ def check_archive(file: Path) -> None:
     pickles = [one for one in members if one.filename.endswith(".pkl")]
     if len(pickles) != 1 or pickles[0].file_size > _MAX_PICKLE_BYTES:
         sizes = ", ".join(f"{one.filename} of {one.file_size} bytes" for one in pickles) or "none"
-        raise ConfigError(f"{file}: must have one pickle of at most {_MAX_PICKLE_BYTES} bytes, has {sizes}: refused")
+        raise ConfigError(
+            f"{file}: must have one pickle of at most {_MAX_PICKLE_BYTES} bytes, but has {sizes}: refused"
+        )
 
 
 def _indexed(folder: Path) -> BinFiles:

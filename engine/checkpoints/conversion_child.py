@@ -28,7 +28,7 @@ def convert_in_child(module: str, source: Path, target: Path, parts: Sequence[st
 
 
 def run_conversion(source: Path, convert: Callable[[], None]) -> int:
-    """In the child: convert and return the exit status. Ends with its parent. A refusal is stderr's last line."""
+    """Convert, in the child, and return the exit status. It ends with its parent. A refusal is stderr's last line."""
     signal_at_parent_end(signal.SIGKILL)
     try:
         convert()

@@ -23,7 +23,7 @@ def choose_dtype(
 ) -> DtypeChoice:  # fmt: skip
     """Return `requested`, or for `auto` the checkpoint's dtype where the CPU computes it fast, else float32.
 
-    `cpu_flags` are None where the model runs on a device that is fast with every dtype. `is_native`: our own kernels
+    `cpu_flags` is None where the model runs on a device that is fast with every dtype. `is_native`: our own kernels
     run the whole model, or will at the next start; they are fast with bfloat16 on every CPU that supports them.
     """
     if requested != "auto":

@@ -70,9 +70,9 @@ def stored_dtype(gguf_file: Path) -> torch.dtype:
 def _check(fields: dict[str, Any]) -> None:
     architecture = fields["general.architecture"]
     if architecture not in _FORMATS:
-        raise ConfigError(f"this GGUF is {architecture}, which is not supported: only {', '.join(_FORMATS)}")
+        raise ConfigError(f"GGUF architecture {architecture} is not supported; supported: {', '.join(_FORMATS)}")
     if fields.get(f"{architecture}.expert_count"):
-        raise ConfigError(f"this GGUF is a mixture of experts of {architecture}, which is not supported")
+        raise ConfigError(f"this GGUF is a {architecture} mixture of experts, which is not supported")
 
 
 def _stored_name(name: str, fields: dict[str, Any]) -> str:

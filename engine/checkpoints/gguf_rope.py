@@ -18,7 +18,7 @@ _TOLERANCE = 1e-4
 
 
 def rope_parameters(fields: dict[str, Any], divisors: Any | None) -> dict[str, Any]:
-    """Return transformers' parameters. Raises ConfigError, with its name or first divisor, for other scaling."""
+    """Return transformers' parameters. Raises ConfigError, with its name or a divisor, for any other scaling."""
     rope = f"{fields['general.architecture']}.rope"
     theta, scaling = fields.get(f"{rope}.freq_base", 10000.0), fields.get(f"{rope}.scaling.type", "none")
     if scaling != "none":
@@ -30,7 +30,7 @@ def rope_parameters(fields: dict[str, Any], divisors: Any | None) -> dict[str, A
     for index, (stored, made) in enumerate(zip(divisors, expected, strict=True)):
         if abs(stored - made) > _TOLERANCE * made:
             raise ConfigError(
-                f"this GGUF divides rotary frequency {index} by {stored:g}, which is not Llama 3's rule ({made:g})"
+                f"this GGUF divides rotary frequency {index} by {stored:g}, but Llama 3's rule divides it by {made:g}"
             )
     return {
         "rope_type": "llama3",

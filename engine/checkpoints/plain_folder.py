@@ -22,7 +22,7 @@ from engine.checkpoints.model_identity import read_json
 from engine.models.families import support_of
 from wire.errors import ConfigError
 
-_FORMAT = "1"  # version of the result; a new one converts again
+_FORMAT = "1"  # version of the result: with a new one, folders are converted again
 _COPIED = (".json", ".jinja", ".txt", ".model")
 _GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
 _WEIGHTS, _TOKENIZER = "weights", "tokenizer"
@@ -31,7 +31,7 @@ _WEIGHTS, _TOKENIZER = "weights", "tokenizer"
 def ensure_plain(
     folder: Path, cache_dir: Path, progress: Callable[[str], None], *, name: str, weights: bool = True
 ) -> Path:
-    """Return `folder`, or if it lacks something its conversion `<cache>/checkpoints/<name>-<digest>`.
+    """Return `folder`, or, if it lacks a part, its conversion in `<cache>/checkpoints/<name>-<digest>`.
 
     `weights`: whether they are needed; a scheduler reads none. Raises ConfigError for refused pickles.
     """

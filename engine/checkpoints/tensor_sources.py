@@ -51,7 +51,7 @@ class TensorSource:
         names = self.columns[column]
         shapes = {weights.shape(name) for name in names}
         if len(shapes) != 1:
-            raise ValueError(f"{names[0]} and the like have shapes {sorted(shapes)}")
+            raise ValueError(f"{names[0]} and similar tensors have shapes {sorted(shapes)}")
         (shape,) = shapes
         return (len(names), *shape) if self.stacked else shape
 

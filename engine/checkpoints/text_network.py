@@ -5,7 +5,7 @@
     lm_head.weight                        | language_model.lm_head.weight | lm_head.weight
     model.visual, model.vision_tower ...  | visual, vision_tower ...      | left out
 
-Qwen2-VL's first files have its text network as `model.layers.0`, beside `visual`.
+Qwen2-VL's first files store its text network as `model.layers.0`, beside `visual`.
 """
 
 import re
@@ -26,7 +26,7 @@ _HEAD = re.compile(r"(?:language_model\.)?(lm_head\..+)")
 
 
 def image_support(config: Any) -> ImageSupport | None:
-    """Return how the images of a checkpoint with this config are served, None if it is not for images."""
+    """Return how the images of a checkpoint with this config are served, None if it takes no images."""
     return support_of(config.model_type).images
 
 
@@ -45,7 +45,7 @@ def text_network_config(config: Any, images: ImageSupport) -> Any:
 
 
 def rope_sections(config: Any, images: ImageSupport) -> tuple[int, ...]:
-    """Return how many dimensions of a half head follow each position of a token in turn; none if it has only one."""
+    """Return how many dimensions of half a head each position of a token rotates; empty if a token has only one."""
     if not images.has_grid_positions:
         return ()
     return tuple(config.get_text_config(decoder=True).rope_parameters.get(_SECTIONS, _DEFAULT_SECTIONS))

@@ -1,4 +1,4 @@
-"""The tokens of top_p by FlashInfer, without sorting the vocabulary.
+"""Find the tokens of top_p with FlashInfer, without sorting the vocabulary.
 
 top_p_renorm_probs(probs, top_p, is_deterministic)  | [rows, vocab] and [rows] float32; a token outside the nucleus
                                                     | gets 0, tokens equal to its last one stay
@@ -31,7 +31,7 @@ _TIED = 1e-4
 
 
 def find_nucleus(device: Device, vocab_size: int) -> Nucleus | None:
-    """Return FlashInfer's where it is installed and finds the same tokens as torch on random scores, else None."""
+    """Return FlashInfer's nucleus where it is installed and agrees with torch's on random scores, else None."""
     module, name = find_flashinfer()
     op = getattr(module, _OP, None)
     if op is None:

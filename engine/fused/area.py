@@ -68,7 +68,7 @@ class SharedWeights:
         self._descriptor, self._key = descriptor, key
 
     def area(self, num_bytes: int) -> Area | None:
-        """Return it filled, or locked for the caller to fill and release. None: the caller must use private memory.
+        """Return the area, filled or locked for the caller to fill; None if the caller must use private memory.
 
         Waits up to _WAIT_S for another process that is filling it.
         """
@@ -119,7 +119,7 @@ class SharedWeights:
 
 
 def shared_weights(path: Path, *facts: str, text: str) -> SharedWeights | None:
-    """Return the memfd with descriptor number `text`, for the checkpoint in folder `path`; None if it is another.
+    """Return the memfd with descriptor number `text`, for the checkpoint in folder `path`; None if it is no such memfd.
 
     The key is made of the files' names, sizes, times and inodes, and of `facts`: all else the packed bytes depend on.
     """

@@ -68,7 +68,7 @@ class LayerCheck:
         limit = _TOLERANCE[self._weights.dtype]
         if not difference <= limit * size:  # NaN fails; a zero contribution must be zero here too
             raise Disagreement(
-                f"{what} differs from the original by {difference:.2g} in norm, more than {limit:.2g} of its {size:.2g}"
+                f"{what} differs from the original by {difference:.2g} in norm, more than {limit:.2g} times {size:.2g}"
             )
 
 

@@ -216,7 +216,7 @@ class FusedDecoder:
         )  # fmt: skip
         if fault:
             outside = next(token for token in tokens if not 0 <= token < weights.vocab_size)
-            raise IndexError(f"token id {outside} in a vocabulary of {weights.vocab_size}")
+            raise IndexError(f"token id {outside} is outside a vocabulary of {weights.vocab_size}")
 
     def _attend(self, attention: StepAttention, layer: int, num_rows: int) -> None:
         decoder, memory, pool = self._weights.decoder, self._memory, self._pools[layer]

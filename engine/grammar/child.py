@@ -63,7 +63,7 @@ def _answer(backend: Backend, request: dict[str, Any], limits: GrammarLimits) ->
         ("compiled form in memory", cost_bytes, limits.cache_bytes),
     ):
         if size > limit:
-            return {"refused": f"its {what} has {size} bytes, the limit is {limit}"}
+            return {"refused": f"its {what} has {size} bytes, but the limit is {limit}"}
     return {"form": form, "cost_bytes": cost_bytes}
 
 

@@ -47,7 +47,7 @@ def ebnf_to_lark(text: str, limits: GrammarLimits) -> str:
     """Return the same grammar in Lark, with the start rule `start`. Raises InvalidGrammar with the line."""
     depth = nesting(text, "(", ")")
     if depth > limits.nesting:
-        raise InvalidGrammar(f"groups are nested {depth} deep, the limit is {limits.nesting}")
+        raise InvalidGrammar(f"groups are nested {depth} deep, but the limit is {limits.nesting}")
     tokens = list(_tokens(text))
     defined = {_defined_name(token) for token in tokens if token.kind == "define"}
     if "root" not in defined:
@@ -146,7 +146,7 @@ def _write_repetition(token: _Token, text: str, limits: GrammarLimits) -> str:
     minimum, comma, maximum = token.text[1:-1].replace(" ", "").partition(",")
     for bound in (minimum, maximum):
         if bound and (len(bound) > 9 or int(bound) > limits.repetitions):
-            raise _invalid(token.position, text, f"{bound} repetitions, the limit is {limits.repetitions}")
+            raise _invalid(token.position, text, f"{bound} repetitions, but the limit is {limits.repetitions}")
     if maximum and int(maximum) < int(minimum):
         raise _invalid(token.position, text, f"{token.text}: the lower bound is above the upper")
     return f"{{{int(minimum)}{comma}{maximum}}}"

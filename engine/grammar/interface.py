@@ -28,7 +28,7 @@ class TextMatcher(Protocol):
         ...
 
     def advance(self, token_id: int) -> bool:
-        """Advance by `token_id`; return False, unchanged, if it may not follow. Raises InvalidGrammar at a limit."""
+        """Advance by `token_id`, or return False if it may not follow. Raises InvalidGrammar at a limit."""
         ...
 
     def allowed(self) -> Bits:
@@ -80,7 +80,7 @@ class Matcher(Protocol):
         ...
 
     def advance(self, token_id: int) -> bool:
-        """Advance by the chosen token; return False, unchanged, if not allowed. Raises InvalidGrammar at a limit."""
+        """Advance by the chosen token, or return False if it is not allowed. Raises InvalidGrammar at a limit."""
         ...
 
     def replay(self, token_ids: Sequence[int]) -> None:

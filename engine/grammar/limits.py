@@ -19,7 +19,7 @@ class GrammarLimits:
     counting them.
 
     `cpu_s` and `memory_bytes` (above its idle size) end the compiling process; `compile_s` is the longest wait for its
-    answer, `wait_s` the longest in the queue of `queue_length`. On a busy machine it may get 1/30 of a core.
+    answer, `wait_s` the longest in the queue of `queue_length`. On a busy machine the process may get 1/30 of a core.
     `cache_bytes` bounds the cache, and so also one grammar; `fill_s` bounds the CPU time of one step.
     """
 

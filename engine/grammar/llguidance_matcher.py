@@ -80,7 +80,7 @@ class LlguidanceMatcher:
         return self._matcher.is_accepting()
 
     def advance(self, token_id: int) -> bool:
-        """Advance by `token_id`; return False, unchanged, if it may not follow. Raises InvalidGrammar at a limit."""
+        """Advance by `token_id`, or return False if it may not follow. Raises InvalidGrammar at a limit."""
         if token_id >= self._tokenizer.vocab_size or token_id in self._tokenizer.eos_tokens:
             return False
         taken = self._matcher.try_consume_tokens([token_id])

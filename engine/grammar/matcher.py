@@ -60,7 +60,7 @@ class SequenceMatcher:
         return False
 
     def advance(self, token_id: int) -> bool:
-        """Advance by the chosen token; return False, unchanged, if not allowed. Raises InvalidGrammar at a limit."""
+        """Advance by the chosen token, or return False if it is not allowed. Raises InvalidGrammar at a limit."""
         taken = self._take(token_id)
         self._length += taken
         return taken

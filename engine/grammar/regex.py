@@ -1,6 +1,6 @@
 """Convert a regex in Python's syntax to that of Rust's regex library, which llguidance uses. Pure.
 
-The classes then match the same or less: what matches here, `re.fullmatch` matches too. `\\d \\w \\s` are
+The classes then match the same or less: `re.fullmatch` matches whatever matches here. `\\d \\w \\s` are
 ASCII; their negations exclude what either library includes in the class.
 """
 

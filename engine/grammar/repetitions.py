@@ -13,4 +13,4 @@ def check_repetitions(text: str, limits: GrammarLimits) -> None:
     for found in _BRACES.finditer(text):
         for bound in found.groups():
             if len(bound) > 9 or int(bound or 0) > limits.repetitions:
-                raise InvalidGrammar(f"{bound[:20]} repetitions, the limit is {limits.repetitions}")
+                raise InvalidGrammar(f"{bound[:20]} repetitions, but the limit is {limits.repetitions}")

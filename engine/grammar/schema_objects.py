@@ -23,7 +23,8 @@ def check_properties(schema: object, limits: GrammarLimits) -> None:
         optional = len(names - needed)
         if optional > limits.optional_properties:
             raise InvalidGrammar(
-                f"an object of the schema has {optional} optional properties, the limit is {limits.optional_properties}"
+                f"an object of the schema has {optional} optional properties, "
+                f"but the limit is {limits.optional_properties}"
             )
 
 
@@ -82,7 +83,7 @@ class _Objects:
             self._visit(_OPTION + len(more) + len(required))
             return len(more - required - names - needed) - len((required - needed) & names)
 
-        for options in choices if depth < self._limits.nesting else ():  # llguidance merges no deeper ones
+        for options in choices if depth < self._limits.nesting else ():  # llguidance does not merge deeper ones
             more, required = max((self.merged(option, depth + 1) for option in options), key=added, default=((), ()))
             names.update(more)
             needed.update(required)

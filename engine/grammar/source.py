@@ -78,13 +78,13 @@ def _check_size(name: str, text: str, limits: GrammarLimits) -> None:
     except UnicodeEncodeError as error:
         raise InvalidGrammar(f"{name} is not valid text: {error}") from error
     if size > limits.source_bytes:
-        raise InvalidGrammar(f"{name} has {size} bytes, the limit is {limits.source_bytes}")
+        raise InvalidGrammar(f"{name} has {size} bytes, but the limit is {limits.source_bytes}")
 
 
 def _read_json(kind: GrammarKind, text: str, limits: GrammarLimits) -> str:
     depth = nesting(text, "[{", "]}")
     if depth > limits.nesting:
-        raise InvalidGrammar(f"{kind} is nested {depth} deep, the limit is {limits.nesting}")
+        raise InvalidGrammar(f"{kind} is nested {depth} deep, but the limit is {limits.nesting}")
     try:
         value = json.loads(text)
         clean = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -43,7 +43,8 @@ class _Job:
 class GrammarStore:
     """Compiles the grammars of requests on its own thread. `prepare` may be called from any thread.
 
-    Use it as a context or call `close`. The constructor does not block: its thread loads the tokenizer and the child.
+    Use it as a context manager or call `close`. The constructor does not block: its thread loads the tokenizer and
+    starts the child.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Turn structural tags (free text in which fixed texts open JSON and other forms) into Lark for llguidance.
 
-Today's form is {"format": {"type": ...}}, a tree of the types in `_FIELDS`; the older one is
+The current form is {"format": {"type": ...}}, a tree of the types in `_FIELDS`; the older one is
 {"structures": [{"begin": "<f=x>", "schema": {...}, "end": "</f>"}], "triggers": ["<f="]}, a `triggered_tags`.
 
 llguidance splits text into lexemes, each as long as possible. So free text, or a regex, is one lexeme together with the
@@ -206,7 +206,7 @@ class _Writer:
         texts = []
         for rule in _list_field(form, "rules"):
             if not isinstance(rule, list) or len(rule) != 2 or not isinstance(rule[0], str) or not rule[0]:
-                raise InvalidGrammar("each of the rules of a structural tag must be a non-empty string, and a format")
+                raise InvalidGrammar("each of the rules of a structural tag must have a non-empty string and a format")
             texts.append((rule[0], self._add_rule(self._write(rule[1], _REPEATED if loop else after))))
         return self._free_text_with_tags(self._excluding(_ANY, form), tuple(texts), after, loop=loop)
 
@@ -300,7 +300,7 @@ def _begins_fixed(form: object) -> bool:
 def _list_field(form: dict[str, Any], name: str) -> list[Any]:
     value = form.get(name)
     if not isinstance(value, list) or not value:
-        raise InvalidGrammar(f"{name} of a structural tag must be a list, not empty")
+        raise InvalidGrammar(f"{name} of a structural tag must be a non-empty list")
     return value
 
 

@@ -28,7 +28,9 @@ def walk(matcher: TextMatcher, limits: GrammarLimits, kind: GrammarKind) -> None
 def check_time(took_s: float, limit_s: float) -> None:
     """Raise InvalidGrammar if one step took too much CPU time."""
     if took_s > limit_s:
-        raise InvalidGrammar(f"one step of the grammar takes {took_s:.3f} s of CPU time, the limit is {limit_s:g} s")
+        raise InvalidGrammar(
+            f"one step of the grammar takes {took_s:.3f} s of CPU time, but the limit is {limit_s:g} s"
+        )
 
 
 def _step(matcher: TextMatcher, chooser: random.Random, *, is_first: bool) -> bool:

@@ -22,9 +22,9 @@ from wire.types import PromptState
 class BlockPool:
     """Reference counts of `num_total` blocks. Thread-safe; the free blocks are the set bits of one integer.
 
-    If `cached_block_size` (tokens per block) is set, full blocks are named by their tokens and cached for reuse
-    (engine/prefix.py) and by `root`, whose KV it is; `rope` makes names differ where keys depend on their prompt's
-    length. Without `reuse_decoded` only blocks of prompts are named, not those of outputs.
+    If `cached_block_size` (tokens per block) is set, full blocks are cached for reuse, named by their tokens
+    (engine/prefix.py) and by `root`, the model whose KV it is; `rope` makes names differ where keys depend on their
+    prompt's length. Without `reuse_decoded` only blocks of prompts are named, not those of outputs.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class BlockPool:
         as `allocate` does.
         """
         if num_blocks > self.num_total:
-            raise NeverFits(f"{num_blocks} KV blocks are needed, the whole pool has {self.num_total}")
+            raise NeverFits(f"{num_blocks} KV blocks are needed, but the whole pool has {self.num_total}")
         with self._lock:
             held = self._named.find(prefix[:num_blocks])
             num_fresh = num_blocks - len(held)
             available = self._num_available - sum(self._named.is_idle(block_id) for block_id in held)
             if num_fresh > available:
-                raise NoCapacity(f"{num_fresh} KV blocks are needed, {available} of {self.num_total} are free now")
+                raise NoCapacity(f"{num_fresh} KV blocks are needed, but {available} of {self.num_total} are free now")
             for block_id in held:
                 self._named.wake(block_id)
                 self._references[block_id] += 1
@@ -184,12 +184,12 @@ class BlockPool:
 
     @property
     def tokens_found(self) -> int:
-        """Tokens of these that were found."""
+        """Those of the queried tokens that were found."""
         return self._tokens_found
 
     @property
     def tokens_found_decoded(self) -> int:
-        """Tokens of these in blocks with outputs."""
+        """Those of the found tokens that are in blocks with outputs."""
         return self._tokens_found_decoded
 
     def check(self) -> None:
@@ -200,7 +200,7 @@ class BlockPool:
             cached = {i for i in range(self.num_total) if self._named.is_idle(i)}
             assert len(free) == self._num_unnamed, f"{len(free)} bits are free, {self._num_unnamed} are counted"
             assert not free & used, f"free and in use at once: {sorted(free & used)[:8]}"
-            assert not cached & (free | used), f"cached and more at once: {sorted(cached & (free | used))[:8]}"
+            assert not cached & (free | used), f"cached and free or used: {sorted(cached & (free | used))[:8]}"
             whole = len(free) + len(cached) + len(used)
             assert whole == self.num_total, f"{len(free)} free + {len(cached)} cached + {len(used)} used"
             assert not any(self._named.has_name(block) for block in free | self._probe_blocks), "a name without KV"

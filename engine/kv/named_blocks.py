@@ -39,7 +39,7 @@ class NamedBlocks:
         return found
 
     def put(self, block_id: int, name: BlockName, *, is_decoded: bool) -> bool:
-        """Name a block in use and return True, unless it has a name already or another block has this one."""
+        """Name a block in use and return True, unless it already has a name or another block has this name."""
         if name.digest in self._block_by_digest or block_id in self._name_by_block:
             return False
         self._block_by_digest[name.digest] = block_id

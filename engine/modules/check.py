@@ -1,4 +1,4 @@
-"""Compare a replacement module (device ops) with the original on the same random rows; attention is a plain sum."""
+"""Compare a replacement module (device ops) with the original on random rows, with a plain sum as attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +23,10 @@ Form = tuple[bool, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class ModuleDifference:
-    """How a replacement differs from the original; "" where they cannot be compared: it takes inputs unknown to us.
+    """How a replacement differs from the original.
 
-    `is_failure`: the part raised, and would do so again.
+    `message` is empty if they cannot be compared, because the original's inputs are unknown. `is_failure`: the
+    replacement raised, and would raise again.
     """
 
     message: str
@@ -63,7 +64,7 @@ class PartCheck:
         for heads in rows_by_heads(rows, self._normed.get(module, rows.shape if is_of_rows else None)):
             found = self._find_difference(module, part, {"hidden_states": heads})
             if found is not None and found.message:  # not a failure of the library: its other norms may be correct
-                return ModuleDifference(f"by heads, {found.message}")
+                return ModuleDifference(f"on rows by heads, {found.message}")
         return None
 
     def _find_difference(
@@ -79,14 +80,16 @@ class PartCheck:
         except Exception as error:  # noqa: BLE001 - third-party kernels may raise anything
             return ModuleDifference(f"it cannot be tried: {' '.join(str(error).split())}", is_failure=True)
         if calls != ours:
-            return ModuleDifference(f"it passes {ours} to its attention, the original {calls}")
+            return ModuleDifference(f"it passes {ours} to its attention, but the original passes {calls}")
         if form != our_form:
-            return ModuleDifference(f"it returns {_describe_form(our_form)}, the original {_describe_form(form)}")
+            return ModuleDifference(
+                f"it returns {_describe_form(our_form)}, but the original returns {_describe_form(form)}"
+            )
         made = expected - rows if hasattr(module, "self_attn") else expected  # a layer adds to its input rows
         difference, limit = float((got - expected).norm() / made.norm()), TOLERANCE[rows.dtype]
         if difference <= limit:  # false for NaN too
             return None
-        return ModuleDifference(f"it differs by {difference:.2g} of the norm, {limit:.2g} is allowed")
+        return ModuleDifference(f"it differs by {difference:.2g} of the norm, but the limit is {limit:.2g}")
 
     @torch.inference_mode()
     def options_of(self, module: nn.Module) -> AttentionOptions | None:
@@ -101,7 +104,7 @@ class PartCheck:
         return calls[0] if len(calls) == 1 else None
 
     def angles_of(self, module: nn.Module) -> Angles | None:
-        """Return the rotary angles that an attention module receives; None where it gets none, or another form."""
+        """Return the rotary angles that an attention module receives; None if it gets none, or gets others."""
         given = self._given.get(module, {}).get("position_embeddings")
         is_pair = isinstance(given, tuple) and len(given) == 2 and all(torch.is_tensor(one) for one in given)
         return given if is_pair else None
@@ -115,9 +118,9 @@ class PartCheck:
     def drift_from(self, before: torch.Tensor) -> float:
         """Return how far a token's logits are from those `before`, relative to their norm; NaN where one is NaN.
 
-        It is the median over the tokens, each independent: rounding may route a few to other experts.
+        The result is the median over the tokens, each compared separately: rounding may route a few to other experts.
         """
-        sizes = before.norm(dim=-1).clamp_min(torch.finfo(before.dtype).tiny)  # a padding token may have none
+        sizes = before.norm(dim=-1).clamp_min(torch.finfo(before.dtype).tiny)  # a padding token's norm may be 0
         return float(((self._logits() - before).norm(dim=-1) / sizes).median())
 
     @property
@@ -145,7 +148,7 @@ class PartCheck:
         hooks += [module.register_forward_pre_hook(note_rows) for module in norms]
         try:
             made = self._logits() if modules else None
-        except Exception as error:  # noqa: BLE001 - any model's code; serving it reports the error
+        except Exception as error:  # noqa: BLE001 - a model's code may raise anything; serving it reports the error
             _log.warning("module_check_failed", network=type(self._network).__name__, error=str(error))
             return None
         finally:

@@ -49,7 +49,7 @@ class ModuleOps(Protocol):
 
     @property
     def joins_heads(self) -> bool:
-        """Whether rotate takes strided tokens, as from a joint product for queries, keys and values."""
+        """Whether rotate takes strided tokens, such as those of a fused QKV projection."""
         ...
 
     def norm(self, weight: NormWeight) -> NormOp | None:

@@ -13,7 +13,7 @@ from wire.types import Pooling, PromptState
 class Collected:
     """Mutable, owned by its prompt: the sum of its tokens' states for mean pooling, else the one state used.
 
-    For kinds with values for each token: the states one after another.
+    For kinds with values for each token it has all states, one after another.
     """
 
     pooling: Pooling

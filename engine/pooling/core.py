@@ -75,7 +75,9 @@ class EncoderCore:
         check_kind(state.pooling.kind, tasks, name)
         check_one_answer(state.params)
         if not 1 <= len(state.token_ids) <= longest:
-            raise PromptTooLong(f"the text has {len(state.token_ids)} tokens, the model allows 1 to {longest}", "input")
+            raise PromptTooLong(
+                f"the text has {len(state.token_ids)} tokens, but the model allows 1 to {longest}", "input"
+            )
         bad = next((token for token in state.token_ids if not 0 <= token < self._info.vocab_size), None)
         if bad is not None:
             raise InvalidRequest(f"token id {bad} is outside the vocabulary [0, {self._info.vocab_size})", "input")

@@ -38,10 +38,10 @@ def check_sizes(pooling: Pooling, num_tokens: int, width: int) -> None:
     `width` is the number of values of one vector.
     """
     if pooling.dimensions is not None and pooling.dimensions > width:
-        raise InvalidRequest(f"dimensions is {pooling.dimensions}, the model's vectors have {width}", "dimensions")
+        raise InvalidRequest(f"dimensions is {pooling.dimensions}, but the model's vectors have {width}", "dimensions")
     if pooling.of_tokens and num_tokens * width > MAX_TOKEN_VALUES:
         raise InvalidRequest(
-            f"{num_tokens} tokens with {width} values each: at most {MAX_TOKEN_VALUES // width} tokens for "
+            f"{num_tokens} tokens with {width} values each, but the limit is {MAX_TOKEN_VALUES // width} tokens for "
             f"{pooling.kind}",
             "input",
         )

@@ -27,7 +27,7 @@ def read_compressed(config: QuantizationConfig) -> CompressedLayout:
         raise ConfigError(f"{config.source}: transforms of weights and activations are not supported")
     groups = compressed_groups(config)
     if not groups:
-        raise ConfigError(f"{config.source}: compressed-tensors without config_groups")
+        raise ConfigError(f"{config.source}: config_groups of compressed-tensors are missing")
     names = sorted({_check_group(config, group) for group in groups})
     inputs = any(group.get("input_activations") for group in groups)
     name = f"compressed-tensors {' and '.join(names)}"

@@ -34,8 +34,8 @@ class StaticInputs:
         rounded = input / step + zero, to the nearest whole number from -128 to 127
         output[r] = (codes[r] . rounded + bias[r]) * scales[r]
 
-    `scales` are float32 [num_rows]; `bias` int32 [num_rows] holds the layer's bias and what `zero` adds to the sums. It
-    is None in a range of columns that does not start at the first: it is added once.
+    `scales` are float32 [num_rows]; `bias` int32 [num_rows] holds the layer's bias and what `zero` adds to the sums; it
+    is added once, so `bias` is None in a range of columns that does not start at the first.
     """
 
     step: float

@@ -1,6 +1,6 @@
 """float8 weights with one scale per block of 128 x 128, as in DeepSeek and Qwen models.
 
-float8-blocks   by torch's scaled_mm, with inputs rounded to float8 by 128 neighbours of a token
+float8-blocks   by torch's scaled_mm, with inputs rounded to float8, with one scale per 128 neighbours of a token
 widened         without it: a few rows of blocks at a time are widened to the rows' dtype
 
 scaled_mm's scales (_check_scaled_mm_sizes_v2 in torch/_meta_registrations.py; _scaled_block1x128_block128x128 in
@@ -23,7 +23,7 @@ from engine.quantization.kept_rounded import round_by_token
 BLOCK = 128
 _FLOAT8 = torch.float8_e4m3fn
 _ROWS = 16
-"""Rows are padded to a multiple: the scales of 128 inputs each then begin at a multiple of 64 bytes."""
+"""Rows are padded to a multiple of this: the scales of 128 inputs each then begin at a multiple of 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class BlockFormat:
         outputs, inputs = weight.shape
         rows = weight.scales.reshape(-1, BLOCK, weight.scales.shape[1]) if outputs % BLOCK == 0 else None
         if rows is None or inputs % BLOCK or weight.group_size != BLOCK or bool((rows != rows[:, :1]).any()):
-            return f"scaled_mm supports whole blocks of {BLOCK} x {BLOCK}, which {outputs} x {inputs} is not cut into"
+            return f"scaled_mm supports whole blocks of {BLOCK} x {BLOCK}, which do not divide {outputs} x {inputs}"
         return None
 
     def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
@@ -83,7 +83,7 @@ class BlockFormat:
         return BlockKernel(weight.codes, scales.t(), self.multiply)
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See KeptFormat. Weights are exact; an input is off by at most half a last place."""
+        """See KeptFormat. Weights are exact; an input is off by at most half a unit in the last place."""
         return norms * (torch.finfo(_FLOAT8).eps / 2)
 
 

@@ -50,7 +50,7 @@ def disagreement(
     if bool((error <= allowed).all()):
         return None
     worst = int((error / allowed.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(nan=torch.inf).argmax())
-    return f"output {worst} is off by {float(error[worst]):.3g}, its rounding explains {float(allowed[worst]):.3g}"
+    return f"output {worst} is off by {float(error[worst]):.3g}, but its rounding explains {float(allowed[worst]):.3g}"
 
 
 def _rows(

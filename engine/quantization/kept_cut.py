@@ -43,7 +43,7 @@ def read_cut(module: QuantisedModule, cut: DimensionRanges | None) -> Grouped:
 
 
 def _stacked(parts: list[StaticInputs]) -> StaticInputs | None:
-    """Join ranges of rows of one layer; None for none."""
+    """Join ranges of rows of one layer; None if there are none."""
     if not parts:
         return None
     biases = [part.bias for part in parts if part.bias is not None]

@@ -155,7 +155,7 @@ class WidenedExperts:
         return True
 
     def lacking(self, weights: CompactWeights, dtype: torch.dtype) -> str | None:
-        """See ExpertsFormat. Strides as in transformers' and torch's check of grouped_mm."""
+        """See ExpertsFormat. The rule is that of transformers' and torch's checks of grouped_mm's strides."""
         odd = [size for size in weights.shape[1:] if size * dtype.itemsize % _STEP_BYTES]
         if odd:
             return f"experts of {odd[0]} columns: grouped_mm requires rows of whole {_STEP_BYTES} bytes"
@@ -236,7 +236,7 @@ class RoundedExperts:
         return RoundedExpertsKernel(self.op.lay_out(weights.codes), scales, self.op)
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See ExpertsFormat. Scales are rounded; an input is off by half its token's step, or half a last place."""
+        """See ExpertsFormat. Scales are rounded; an input is off by half its token's step, or half an ulp."""
         of_scales = torch.finfo(self.op.scales[rows.dtype]).eps / 2
         if self.op.codes.is_floating_point:
             return norms * (torch.finfo(self.op.codes).eps / 2 + of_scales)

@@ -20,9 +20,9 @@ from engine.quantization.weights import DequantisingWeights
 
 
 class Keeper:
-    """Keeps the layers quantised for which the device has a format; called once, for one network.
+    """Keeps quantised those layers for which the device has a format. Called once, for one network.
 
-    `kept` of `weights.num_quantised` layers stay quantised (each expert's layers count) and use `kept_bytes`; in
+    `kept` of `weights.num_quantised` layers stay quantised (each expert's count separately) and use `kept_bytes`; in
     floats they would use `float_bytes`, and the whole network `network_bytes`. `num_rounded` of them round their
     inputs, `num_static` of these with a stored step. `reasons` counts why the others were dequantised. `is_cut`: the
     network is one rank's, and so are all these bytes.
@@ -130,4 +130,8 @@ class Keeper:
 def _divided(stored: Grouped, weight: KeptWeight) -> str:
     """Return what to add to a kernel's reason where the weight's groups are smaller than the stored ones."""
     size = stored.groups.size if isinstance(stored.groups, EvenGroups) else 0
-    return f" (groups of {size}, divided)" if weight.group_size < min(size, weight.shape[1]) else ""
+    return (
+        f" (stored groups of {size} were divided to fit this rank's cut)"
+        if weight.group_size < min(size, weight.shape[1])
+        else ""
+    )

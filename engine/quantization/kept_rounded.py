@@ -77,7 +77,7 @@ class RoundedFormat:
         return RoundedKernel(self.op.lay_out(weight.codes), weight.scales.float().flatten(), self.op)
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See KeptFormat. Weights are exact; an input is off by half its token's step, or half a last place."""
+        """See KeptFormat. Weights are exact; an input is off by half its token's step, or half an ulp."""
         codes = self.op.codes
         if codes.is_floating_point:
             return norms * (torch.finfo(codes).eps / 2)

@@ -109,12 +109,12 @@ def per_step(static: StaticInputs, dtype: torch.dtype, device: torch.device) -> 
 
 
 def round_by_step(rows: torch.Tensor, per_step: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
-    """Return rows as int8, see the module."""
+    """Return rows as int8, by the formula at the top of this file."""
     return torch.round(rows.float() * per_step.float() + zero.float()).clamp(_LOW, _HIGH).to(torch.int8)
 
 
 def upper_bits(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the float32 scales by which outputs in `dtype` are multiplied, see the module."""
+    """Return the float32 scales by which outputs in `dtype` are multiplied: for float16, their upper 19 bits."""
     if dtype != torch.float16:
         return scales
     return (scales.view(torch.int32) >> _UNREAD_BITS << _UNREAD_BITS).view(torch.float32)

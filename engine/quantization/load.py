@@ -29,8 +29,8 @@ class PlainWeights:
 def plain_weights(stored: Weights, layout: Layout | None, dtype: str, formats: Sequence[str] = ()) -> PlainWeights:
     """Return `stored`, dequantised to `dtype` where it has a layout. Raises ConfigError for tensors that do not fit.
 
-    `formats` are the device's `kept_linears`: without one for static inputs, biases that only such layers have in their
-    sums become plain ones.
+    `formats` are the device's `kept_linears`: if none is for static inputs, biases that layers with such inputs
+    have only in their sums become plain ones.
     """
     if layout is None:
         return PlainWeights(stored)

@@ -11,7 +11,7 @@
 W8A8 is made for inputs x_q = round(x / input_scale + input_offset), and outputs (x_q . weight + quant_bias) * deq_scale
 with quant_bias = round(bias / deq_scale) - input_offset * (sum of the weight's row). A layer that stays quantised
 computes that (kept_static.py). Dequantised, the weight is codes * deq_scale / input_scale, and the bias is the stored
-one, otherwise, with `derives_biases`, the one contained in quant_bias.
+one or, if there is none, with `derives_biases` the one contained in quant_bias.
 
 Sources:
     github.com/Ascend/msmodelslim/msmodelslim/core/quant_service/modelslim_v1/save/ascendv1.py
@@ -140,7 +140,7 @@ class ModelSlimLayout:
 
 @dataclass(frozen=True, slots=True)
 class StaticModule:
-    """One layer of scheme W8A8; its scale is deq_scale / input_scale. `has_bias`: it has one outside of quant_bias."""
+    """One layer of scheme W8A8; its scale is deq_scale / input_scale. `has_bias`: it has one besides quant_bias."""
 
     stored: Weights
     name: str
@@ -256,12 +256,12 @@ def _static_module(stored: Weights, module: str, *, has_bias: bool) -> StaticMod
     for part, dtypes in (("deq_scale", (torch.int64, *FLOATS)), ("quant_bias", (torch.int32,))):
         found, dtype = part_shape(stored, f"{module}.{part}"), stored.dtype(f"{module}.{part}")
         if found not in ((shape[0],), (shape[0], 1)) or dtype not in dtypes:
-            raise ConfigError(f"{module}.{part} is {dtype} {found}: not one for each row of a weight {shape}")
+            raise ConfigError(f"{module}.{part} is {dtype} {found}, not one number for each row of a weight {shape}")
     scale, offset = (_number(stored, f"{module}.{part}") for part in ("input_scale", "input_offset"))
     if not 0 < scale < float("inf"):
-        raise ConfigError(f"{module}.input_scale is {scale}, which must be above 0")
+        raise ConfigError(f"{module}.input_scale is {scale}; it must be a finite number above 0")
     if not offset.is_integer() or not -128 <= offset <= 127:
-        raise ConfigError(f"{module}.input_offset is {offset}, which must be a whole number from -128 to 127")
+        raise ConfigError(f"{module}.input_offset is {offset}; it must be a whole number from -128 to 127")
     return StaticModule(stored, module, shape, scale, int(offset), has_bias)
 
 

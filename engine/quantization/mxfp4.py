@@ -95,7 +95,7 @@ class Expert:
         return outputs, inputs
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read the whole expert and return the range of it, with scales in bfloat16, which has every power."""
+        """Read the whole expert and return the range of it, with scales in bfloat16, which represents them all."""
         part, name = TensorSlice(0, self.number, self.number + 1), self.experts.name
         groups = slice(columns.start // _GROUP, -(-columns.stop // _GROUP))
         blocks, scales = (
@@ -120,7 +120,7 @@ def _experts(stored: Weights, name: str) -> Experts:
     try:
         blocks, scales = stored.shape(f"{name}{_BLOCKS}"), stored.shape(f"{name}{_SCALES}")
     except KeyError as error:
-        raise ConfigError(f"{name}: MXFP4 blocks without {error.args[0]}") from error
+        raise ConfigError(f"{name} has MXFP4 blocks but no {error.args[0]}") from error
     if len(blocks) != 4 or blocks[:3] != scales or blocks[3] != _GROUP // 2:
         raise ConfigError(f"{name}: blocks {blocks} and scales {scales} are not MXFP4 in groups of {_GROUP} inputs")
     return Experts(stored, name, (blocks[0], blocks[2] * _GROUP, blocks[1]))

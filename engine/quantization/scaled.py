@@ -74,7 +74,7 @@ def scaled_module(
     shape = (shape[0] * 2, shape[1]) if has_halves else shape
     grid = find_grid(stored, scale, shape, block, group_sizes)
     if zero is not None and stored.shape(zero) != stored.shape(scale):
-        raise ConfigError(f"{zero} has shape {stored.shape(zero)}, its scale {stored.shape(scale)}")
+        raise ConfigError(f"{zero} has shape {stored.shape(zero)}, but its scale has {stored.shape(scale)}")
     return ScaledModule(stored, module, shape, scale, zero, grid, has_halves)
 
 
@@ -100,7 +100,8 @@ def find_grid(
         if columns > 1 and group_sizes and inputs // columns not in group_sizes:
             sizes = " or ".join(map(str, sorted(group_sizes)))
             raise ConfigError(
-                f"{scale} has {columns} groups of {inputs} inputs, but config.json says group_size {sizes}"
+                f"{scale} divides {inputs} inputs into {columns} groups of {inputs // columns}, "
+                f"but config.json says group_size {sizes}"
             )
         return ScaleGrid(1, inputs // columns)
     raise ConfigError(f"{scale} has shape {found}: not one scale per tensor, row or group of a weight {shape}")

@@ -26,7 +26,7 @@ from engine.ranks.sums import ReduceFailed, in_one_line, join_group, not_found
 from wire.kv_layout import Rank
 
 _ABORT_S = 1.0
-"""Until a called abort has ended the sums, whether it has returned or not."""
+"""Time in which an abort ends the sums, whether its call has returned or not."""
 
 
 class StreamSum:

@@ -96,7 +96,7 @@ class Team:
             with self._reading:
                 message = child.channel.receive(_SEND_S)
         except TimeoutError as error:
-            raise self._fail(f"{child} stopped in the middle of a message, {kind.name} was expected") from error
+            raise self._fail(f"{child} stopped in the middle of a message, while {kind.name} was expected") from error
         except (ChannelClosed, ValueError) as error:
             raise self.explain(str(error)) from error
         if message.kind == RankMessageKind.FAILED:
@@ -114,11 +114,11 @@ class Team:
         while not child.channel.has_more(min(_POLL_S, timeout_s)):
             now = time.monotonic()
             if now - began >= timeout_s:
-                raise self._fail(f"{child} sent nothing for {timeout_s:g} s, {kind.name} was expected")
+                raise self._fail(f"{child} sent nothing for {timeout_s:g} s, while {kind.name} was expected")
             if _state(child) != _STOPPED:
                 going = now
             elif now - going >= child.setup.step_s:
-                raise self._fail(f"{child} {_STOPPED} for {child.setup.step_s:g} s, {kind.name} was expected")
+                raise self._fail(f"{child} {_STOPPED} for {child.setup.step_s:g} s, while {kind.name} was expected")
 
     def send(self, rank: int, kind: RankMessageKind, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """Send one rank a message. Raises InstanceLost."""

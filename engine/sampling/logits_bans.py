@@ -37,7 +37,7 @@ def _keep_allowed(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _keep_masked(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    """Ban tokens outside the grammar masks; a mask may be shorter than a row of scores, the rest is banned."""
+    """Ban tokens outside the grammar masks; a mask may be shorter than a row of scores: the rest is banned."""
     masked = [i for i, row in enumerate(rows) if row.mask is not None]
     if not masked:
         return

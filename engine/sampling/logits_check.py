@@ -27,7 +27,7 @@ def check_token_params(params: SamplingParams, vocab_size: int) -> None:
 
 def _check_length(param: str, length: int, vocab_size: int) -> None:
     if length > vocab_size:
-        raise InvalidRequest(f"{param} has {length} entries, the vocabulary has {vocab_size} tokens", param)
+        raise InvalidRequest(f"{param} has {length} entries, but the vocabulary has {vocab_size} tokens", param)
 
 
 def _check(param: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The vision tower of an instance that prefills: image files become embeddings, in a child process and off its threads.
+"""The vision tower of an instance that prefills: a child process turns image files into embeddings.
 
 session --PromptImage--> ImageEncoder (thread, cache) --file--> EncodingChild ==frames==> child: VisionTower
 prompt <--embeddings-- future of the prompt <-- cache by digest <-- EncodedImage

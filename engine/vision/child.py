@@ -4,8 +4,8 @@
     parent an image file --> {"count", "grid"}, then the values | {"refused": message} | {"failed": message}
     ... until EOF
 
-It is ended by the parent past its timeout, by SIGKILL when the parent's thread ends; on a CPU, allocations past the
-memory limit fail.
+It is ended by the parent past its timeout, and by SIGKILL when the parent's thread ends. On a CPU, allocations past
+the memory limit fail.
 """
 
 import os
@@ -62,7 +62,7 @@ def _load(hello: dict[str, Any]) -> "VisionTower":
     device = open_device(hello["device"])
     device.activate()
     tower = VisionTower(Path(hello["folder"]), hello["dtype"], device.name)
-    if device.name == "cpu":  # on others, address space is no memory
+    if device.name == "cpu":  # on others, address space does not show memory in use
         os.nice(_NICENESS)
         maximum = _vm_bytes() + hello["memory_bytes"]
         resource.setrlimit(resource.RLIMIT_AS, (maximum, maximum))

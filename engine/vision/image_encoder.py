@@ -47,7 +47,7 @@ class Encoding(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A prompt and those of its embeddings that are there, by digest."""
+    """A prompt and those of its embeddings that are ready, by digest."""
 
     images: tuple[PromptImage, ...]
     future: "Future[tuple[Embeddings, ...]]" = field(default_factory=Future)
@@ -202,7 +202,7 @@ class ImageEncoder:
 
 
 def _finish(prompt: _Waiting) -> None:
-    """Resolve the future once every image is there and has the tokens that the prompt reserves for it."""
+    """Resolve the future once every image is encoded and has the tokens that the prompt reserves for it."""
     if prompt.found.keys() < {image.digest for image in prompt.images}:
         return
     for index, image in enumerate(prompt.images):

@@ -1,4 +1,4 @@
-"""Embeddings that came with a prompt in place of an image file, in the engine's type; torch converts them."""
+"""Embeddings that were sent with a prompt in place of an image file, in the engine's type; torch converts them."""
 
 from wire.errors import InvalidRequest
 from wire.kv_layout import ITEM_BYTES
@@ -17,5 +17,7 @@ def convert_embeddings(image: PromptImage, dtype: str) -> bytes:
     values = sent.to(getattr(torch, dtype))
     if not torch.isfinite(values).all():
         largest = sent.abs().max().item()
-        raise InvalidRequest(f"a value of its embeddings is {largest:g}, above those of {dtype}, which the engine has")
+        raise InvalidRequest(
+            f"its embeddings have a magnitude of {largest:g}, out of range for {dtype}, the engine's dtype"
+        )
     return values.view(torch.uint8).numpy().tobytes()

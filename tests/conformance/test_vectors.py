@@ -74,7 +74,7 @@ def test_dimensions_are_the_first_ones_at_length_1(served: Served, oracle: Oracl
     refused = served.post("/v1/embeddings", input=PROMPT, dimensions=65)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "dimensions"
-    assert "dimensions is 65, the model's vectors have 64" in refused.json()["error"]["message"]
+    assert "dimensions is 65, but the model's vectors have 64" in refused.json()["error"]["message"]
 
 
 @pytest.mark.covers("B.pooling.2", "A1.10")

@@ -28,7 +28,7 @@ def backend() -> Iterator[NativeAttention]:
         ((4, 4, 8), r"query \[4, 4, 8\]: must be \[4, 3, 8\]"),
         ((4, 2, 8), r"query \[4, 2, 8\]: must be \[4, 3, 8\]"),
         ((4, 3, 16), r"query \[4, 3, 16\]: must be \[4, 3, 8\]"),
-        ((3, 3, 8), "3 query heads: must be a multiple of the pool's 2"),
+        ((3, 3, 8), "3 query heads are not a multiple of the pool's 2 KV heads"),
         ((12, 8), r"query \[12, 8\]: must be \[12, 3, 8\]"),
     ],
     ids=str,
@@ -90,9 +90,9 @@ def test_pools_that_differ_are_refused(backend: NativeAttention) -> None:
     pool, query = case.pool_with_past(), torch.zeros(4, 3, 8)
     step = backend.plan(case.metadata)
 
-    with pytest.raises(ValueError, match="slots or heads differ"):
+    with pytest.raises(ValueError, match="differ in slots or heads"):
         step.attend(query, pool.keys, pool.values[:-16], _OPTIONS)
-    with pytest.raises(ValueError, match=r"a pool of torch\.float32 and torch\.bfloat16: both must be one of"):
+    with pytest.raises(ValueError, match=r"keys of torch\.float32 and values of torch\.bfloat16: both must be one of"):
         step.attend(query, pool.keys, pool.values.bfloat16(), _OPTIONS)
     with pytest.raises(ValueError, match=r"query of torch\.float64: must be one of"):
         step.attend(query.double(), pool.keys, pool.values, _OPTIONS)

@@ -141,7 +141,7 @@ def without_pickle(file: Path) -> None:
         (old_format, "was not written by torch.save of torch 1.6 or later"),
         (cut_short, "was not written by torch.save"),
         (packed, "model/data.pkl in it is compressed"),
-        (without_pickle, r"must have one pickle of at most \d+ bytes, has none"),
+        (without_pickle, r"must have one pickle of at most \d+ bytes, but has none"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

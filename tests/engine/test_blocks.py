@@ -39,13 +39,13 @@ def test_too_few_free_blocks_raise_no_capacity_with_numbers() -> None:
     pool = BlockPool(4)
     pool.allocate(3)
 
-    with pytest.raises(NoCapacity, match="2 KV blocks are needed, 1 of 4 are free now"):
+    with pytest.raises(NoCapacity, match="2 KV blocks are needed, but 1 of 4 are free now"):
         pool.allocate(2)
     assert pool.num_used == 3
 
 
 def test_more_blocks_than_the_pool_never_fit() -> None:
-    with pytest.raises(NeverFits, match="5 KV blocks are needed, the whole pool has 4"):
+    with pytest.raises(NeverFits, match="5 KV blocks are needed, but the whole pool has 4"):
         BlockPool(4).allocate(5)
 
 

@@ -189,7 +189,7 @@ def test_a_length_penalty_at_its_limit_ends_like_any_other(length_penalty: float
 @pytest.mark.parametrize(
     ("beams", "words"),
     [
-        ((Beam((1,), -1.0),) * 5, "5 live and 0 finished beams are given, the width is 4"),
+        ((Beam((1,), -1.0),) * 5, "5 live and 0 finished beams are given, but the width is 4"),
         ((Beam((1,), -1.0), Beam((1, 2), -2.0)), r"live beams have \[1, 2\] tokens"),
         ((Beam((1,) * 10, -1.0),), "must share one length from 1 to 9"),
         ((Beam((), -1.0),), r"live beams have \[0\] tokens"),

@@ -230,7 +230,9 @@ def recomputing_past(short_length: int, blocks: int) -> Iterator[EngineCore]:
 def test_sequences_to_be_recomputed_share_no_prompt_block() -> None:
     state = prompt("n", 14, max_tokens=12, n=3, temperature=1.0)
     with recomputing_past(16, blocks=20) as core:
-        with pytest.raises(NeverFits, match=r"past 16 tokens, need 21 KV blocks of 4 tokens, the whole pool has 20"):
+        with pytest.raises(
+            NeverFits, match=r"past 16 tokens, need 21 KV blocks of 4 tokens, but the whole pool has 20"
+        ):
             core.add(state)
         core.check(replace(state, params=replace(state.params, n=2)))
         core.check(replace(state, params=replace(state.params, max_tokens=3)))

@@ -105,7 +105,9 @@ def test_too_many_vectors_of_tokens_are_refused(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("engine.pooling.vectors.MAX_TOKEN_VALUES", 64 * 61)
     with core_of(make_tiny_model("llama", tmp_path)) as core:
         core.check(pooling_prompt("fits", TEXTS[2], Pooling("token_embed")))
-        with pytest.raises(InvalidRequest, match="90 tokens with 64 values each: at most 61 tokens for token_embed"):
+        with pytest.raises(
+            InvalidRequest, match="90 tokens with 64 values each, but the limit is 61 tokens for token_embed"
+        ):
             core.add(pooling_prompt("long", TEXTS[3], Pooling("token_embed")))
 
 
@@ -129,7 +131,7 @@ def test_dimensions_are_truncated_and_normalised_to_length_1(tmp_path: Path) -> 
 
         wanted = torch.tensor(found["whole"][:5], dtype=torch.float64)
         close(found["cut"], wanted / wanted.norm())
-        with pytest.raises(InvalidRequest, match="dimensions is 65, the model's vectors have 64"):
+        with pytest.raises(InvalidRequest, match="dimensions is 65, but the model's vectors have 64"):
             core.add(pooling_prompt("wide", TEXTS[0], Pooling(dimensions=65)))
         with pytest.raises(InvalidRequest, match=r"task classify: .* supports embed and token_embed"):
             core.add(pooling_prompt("pair", TEXTS[0], Pooling("classify")))

@@ -230,9 +230,9 @@ def test_indices_outside_their_tables_are_refused(threads: Threads, tmp_path: Pa
     network.lm_head.weight = network.model.embed_tokens.weight
     decoder = _decoder(_fuse_network(network, threads), CpuAttention())
 
-    with pytest.raises(IndexError, match=f"{VOCAB_SIZE} in a vocabulary of {VOCAB_SIZE}"):
+    with pytest.raises(IndexError, match=f"{VOCAB_SIZE} is outside a vocabulary of {VOCAB_SIZE}"):
         _run(decoder, [([VOCAB_SIZE], 1)])
-    with pytest.raises(IndexError, match=f"id -1 in a vocabulary of {VOCAB_SIZE}"):
+    with pytest.raises(IndexError, match=f"id -1 is outside a vocabulary of {VOCAB_SIZE}"):
         _run(decoder, [([3, -1, 7], 3)])
     outside = StepBatch((3,), (BatchSequence(0, 1, (_NUM_BLOCKS,)),), ())
     with pytest.raises(IndexError, match="slot"), torch.inference_mode():
@@ -250,7 +250,7 @@ def test_ids_between_the_vocabulary_and_a_whole_panel_are_refused(token: int, th
     decoder = _decoder(_fuse_network(network, threads), CpuAttention())
 
     _run(decoder, [([249], 1)])
-    with pytest.raises(IndexError, match=f"id {token} in a vocabulary of 250"):
+    with pytest.raises(IndexError, match=f"id {token} is outside a vocabulary of 250"):
         _run(decoder, [([249, token], 2)])
 
 

@@ -131,7 +131,7 @@ def test_llama_3s_rotary_rule_is_found_from_its_divisors() -> None:
     assert rope_parameters(fields, divisors) == rule
 
     divisors[16] *= 1.05
-    with pytest.raises(ConfigError, match=r"divides rotary frequency 16 by .*, which is not Llama 3's rule"):
+    with pytest.raises(ConfigError, match=r"divides rotary frequency 16 by .*, but Llama 3's rule"):
         rope_parameters(fields, divisors)
     with pytest.raises(ConfigError, match=r"scales its rotary positions \(yarn\)"):
         rope_parameters(fields | {"llama.rope.scaling.type": "yarn"}, None)
@@ -150,7 +150,7 @@ def test_divisors_of_rotary_frequencies_reach_the_config(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (b"qwen2", b"mamba", "is mamba, which is not supported: only llama, qwen2, qwen3"),
+        (b"qwen2", b"mamba", "GGUF architecture mamba is not supported; supported: llama, qwen2, qwen3"),
         (b"qwen2", b"llama", r"tensor blk\.\d\.attn_.\.bias, which llama does not have"),
         (b"blk.0.attn_norm", b"blk.0.attn_mild", r"tensor blk\.0\.attn_mild\.weight"),
         (

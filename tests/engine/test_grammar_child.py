@@ -137,7 +137,7 @@ def test_a_form_larger_than_the_cache_is_refused(folder: Path) -> None:
     made = CompilingChild(tokenizer_of(folder), replace(_LIMITS, cache_bytes=50))
 
     try:
-        with pytest.raises(InvalidGrammar, match=r"in memory has \d+ bytes, the limit is 50"):
+        with pytest.raises(InvalidGrammar, match=r"in memory has \d+ bytes, but the limit is 50"):
             made.compile(_EASY)
     finally:
         made.close()

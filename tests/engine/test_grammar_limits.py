@@ -115,7 +115,7 @@ def test_a_grammar_with_a_slow_step_is_found_by_walking_it(monkeypatch: pytest.M
     slow, quick = _Scripted(20, 0.06), _Scripted(20, 0.05)
     monkeypatch.setattr("engine.grammar.walk.time", slow)
     with pytest.raises(
-        InvalidGrammar, match=r"one step of the grammar takes 0\.060 s of CPU time, the limit is 0\.05 s"
+        InvalidGrammar, match=r"one step of the grammar takes 0\.060 s of CPU time, but the limit is 0\.05 s"
     ):
         walk(slow, GrammarLimits(), GrammarKind.REGEX)
 

@@ -71,8 +71,8 @@ def test_spaces_written_as_a_recursion_become_a_terminal() -> None:
         ('"b"\nroot ::= "a"', "line 1: a rule must begin with"),
         ('root ::= "a"\n\n%', "line 3: '%' cannot be read"),
         ('root ::= "a"{2,1}', r"\{2,1\}: the lower bound is above the upper"),
-        ('root ::= "a"{0,2147483647}', "2147483647 repetitions, the limit is 100000"),
-        ("root ::= " + "(" * 10_000, "nested 10000 deep, the limit is 64"),
+        ('root ::= "a"{0,2147483647}', "2147483647 repetitions, but the limit is 100000"),
+        ("root ::= " + "(" * 10_000, "nested 10000 deep, but the limit is 64"),
         (r'root ::= "\q"', r"\\q is not an escape"),
         (r'root ::= "\ud800"', r"\\ud800 is not a character"),
     ],
@@ -112,7 +112,7 @@ def test_only_classes_and_upper_bounds_of_a_regex_change() -> None:
 
 @pytest.mark.parametrize("text", ["a{0,2147483647}", "a{100001}", "a{100001,}", "a{,99999999999999999999}"])
 def test_many_repetitions_are_refused(text: str) -> None:
-    with pytest.raises(InvalidGrammar, match="repetitions, the limit is 100000"):
+    with pytest.raises(InvalidGrammar, match="repetitions, but the limit is 100000"):
         check_repetitions(text, _LIMITS)
 
 

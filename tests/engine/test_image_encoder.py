@@ -158,7 +158,7 @@ def test_sent_embeddings_take_the_engines_type_and_no_child(
     [
         (b"", "image 1: embeddings of 0 bytes do not fit 2 float32 tokens"),
         (bytes(9), "image 1: embeddings of 9 bytes do not fit 2 float32 tokens"),
-        (struct.pack("<2f", 7e4, -0.5), "image 1: a value of its embeddings is 70000, above those of float16"),
+        (struct.pack("<2f", 7e4, -0.5), "image 1: its embeddings have a magnitude of 70000, out of range for float16"),
     ],
 )
 def test_sent_embeddings_that_the_engine_cannot_take_are_refused(values: bytes, error: str) -> None:

@@ -41,7 +41,7 @@ def test_a_list_longer_than_the_vocabulary_is_refused_with_its_length(name: str)
     long: dict[str, Any] = {name: (entry,) * 101}
 
     check_token_params(SamplingParams(max_tokens=1, **fitting), 100)
-    with pytest.raises(InvalidRequest, match=rf"{name} has 101 entries, the vocabulary has 100 tokens") as refused:
+    with pytest.raises(InvalidRequest, match=rf"{name} has 101 entries, but the vocabulary has 100 tokens") as refused:
         check_token_params(SamplingParams(max_tokens=1, **long), 100)
 
     assert refused.value.param == name

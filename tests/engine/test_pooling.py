@@ -143,12 +143,12 @@ def test_dimensions_are_truncated_before_normalisation() -> None:
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [
-        (pooling_prompt("a", (1,) * 65), PromptTooLong, "65 tokens, the model allows 1 to 64"),
+        (pooling_prompt("a", (1,) * 65), PromptTooLong, "65 tokens, but the model allows 1 to 64"),
         (pooling_prompt("a", (1, VOCABULARY)), InvalidRequest, f"token id {VOCABULARY} is outside the vocabulary"),
         (
             pooling_prompt("a", (1,), Pooling(dimensions=25)),
             InvalidRequest,
-            "dimensions is 25, the model's vectors have 24",
+            "dimensions is 25, but the model's vectors have 24",
         ),
         (several(n=3), InvalidRequest, "n is 3, must be 1 with pooling"),
         (several(best_of=2), InvalidRequest, "best_of is 2, must be 1 with pooling"),

@@ -272,7 +272,7 @@ def test_layers_that_do_not_fit_are_counted_with_the_kept_ones(tmp_path: Path) -
     assert ", kept: 24 of 28 quantised layers; " in _note(loaded)
     assert _note(loaded).endswith(
         "; 4 dequantised to float32: int4pack supports groups of 32, 64, 128, 256 inputs, "
-        "not 16 (groups of 64, divided)"
+        "not 16 (stored groups of 64 were divided to fit this rank's cut)"
     )
     got = generate(loaded.model, _PROMPTS, 12, chunk=16)
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)

@@ -133,7 +133,7 @@ def test_kept_experts_have_the_memory_of_their_blocks(num_ranks: int, tmp_path: 
 @pytest.mark.parametrize(
     ("scales", "words"),
     [
-        (None, "MXFP4 blocks without .*down_proj_scales"),
+        (None, "MXFP4 blocks but no .*down_proj_scales"),
         (torch.zeros(1, 4, 3, dtype=torch.uint8), r"blocks \(1, 4, 4, 16\) and scales \(1, 4, 3\)"),
     ],
 )

@@ -124,12 +124,12 @@ def test_sinks_take_part_in_the_softmax(npu_ops: NpuOps, batch: str, window: int
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        (_BF16, AttentionOptions(0.125, softcap=2.0), "it has no softcap, 2 here"),
+        (_BF16, AttentionOptions(0.125, softcap=2.0), "it has no softcap, but the layer's is 2"),
         (replace(_BF16, pool_dtype=torch.float32), _PLAIN, "queries of torch.bfloat16 and keys of torch.float32"),
         (
             replace(_BF16, dtype=torch.float32, pool_dtype=torch.float32),
             _PLAIN,
-            "float32: it supports two of float16 and",
+            "float32: both must be the same, one of float16 and",
         ),
         (replace(_BF16, value_dim=32), _PLAIN, "head dims 64 of keys and 32 of values"),
         (replace(_BF16, key_dim=24, value_dim=24), _PLAIN, "head dim 24: it supports multiples of 16 up to 512"),

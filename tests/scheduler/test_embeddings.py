@@ -194,7 +194,7 @@ async def test_an_unknown_model_is_404(serve: Any) -> None:
 
 async def test_an_instances_refusal_is_400_with_the_field(serve: Any) -> None:
     async with serve() as served:
-        words = "dimensions is 65, the model's vectors have 64"
+        words = "dimensions is 65, but the model's vectors have 64"
         served.dispatcher.refuse_with = InvalidRequest(words)
 
         error = await refusal(served, input="a", dimensions=65)
