@@ -247,7 +247,7 @@ class BatchState:
         prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:
-        """Return whether its sequences fit the limits, its tokens the next chunk, and its KV the pool.
+        """Return whether the prompt's sequences fit the limits, its tokens the next chunk, and its KV the pool.
 
         One free block is reserved for each running sequence, so that a new prompt is not preempted at once.
         """

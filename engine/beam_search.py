@@ -62,7 +62,7 @@ def num_candidates(params: SamplingParams) -> int:
 
 
 def advance(search: Search, candidates: Sequence[Sequence[Offer]], params: SamplingParams, *, limit: int) -> Advanced:
-    """Take one step. `candidates[i]` are those of live beam i; `limit`: most output tokens.
+    """Take one step. `candidates[i]` are those of live beam i; `limit` bounds the output tokens.
 
     Tokens that cannot be chosen (-inf) are ignored.
     """

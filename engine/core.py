@@ -266,7 +266,7 @@ class EngineCore:
         bound = [scheduled for scheduled in schedule if scheduled.prompt.is_bound]
         for scheduled in bound:
             if not self._batch.runs(scheduled.prompt):
-                continue  # an error in another of its sequences has failed it
+                continue  # it failed with another of its sequences
             try:
                 fill_masks(scheduled, self.info.vocab_size)
             except Exception as error:  # noqa: BLE001 - this prompt's own grammar: reported in `failed`

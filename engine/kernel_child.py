@@ -24,7 +24,7 @@ _VOCAB = 1024
 def attention(
     device: Device, *, place: int, kinds: Sequence[dict[str, Any]], block_size: int, dtype: str
 ) -> str | None:  # fmt: skip
-    """Check the device's attention backend, or its `place`-th one, on these kinds of layer."""
+    """Check the device's attention backend (`place` 0), or its `place`-th alternative, on these kinds of layer."""
     import torch
 
     from engine.attention.backend_choice import why_not, with_alternatives

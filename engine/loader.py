@@ -65,8 +65,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the checkpoint in folder `path` on `device` (default: the CPU); `name` defaults to the folder's name.
 
-    `kv_cache_memory` is in bytes, None sizes the pool automatically and leaves device memory free for `largest_step`.
-    `quantization` must be the checkpoint's, None uses it. Steps of up to `max_graph_rows` sequences are replayed from
+    `kv_cache_memory` is in bytes; None sizes the pool automatically and leaves device memory free for `largest_step`.
+    `quantization` must be the checkpoint's; None uses it. Steps of up to `max_graph_rows` sequences are replayed from
     graphs, where the device and the model allow it. `step_s` is the time limit of a step. `on_read` is called when
     reading the weights starts, `on_capture` when capturing graphs does; `weights_fd` names a memfd for packed weights.
     Sets torch's thread count for the whole process. Raises ConfigError, before the weights are read if the config shows

@@ -52,7 +52,7 @@ class ReadNetwork:
 def open_folder(path: Path, quantization: str | None = None) -> ModelFolder:
     """Check everything but the weights. Raises ConfigError.
 
-    `quantization` must be the checkpoint's method, None uses it.
+    `quantization` must be the checkpoint's method; None uses it.
     """
     checkpoint = open_checkpoint(path)
     layout = find_quantization(path, quantization)

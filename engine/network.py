@@ -49,7 +49,7 @@ def load_network(
 ) -> LoadedNetwork:  # fmt: skip
     """Return the network with its weights in `dtype`. Raises ConfigError that names missing weights.
 
-    `attention` names the implementation, None uses transformers' default; `shard` cuts it to one rank's part. Each
+    `attention` names the implementation (None: transformers' default); `shard` cuts it to one rank's part. Each
     tensor moves to `device` when it is made, so the host never holds them all. `keep` is called after `shard`. With
     `adds_biases`, layers get those of their biases that the network has no place for (engine/added_biases.py).
     """

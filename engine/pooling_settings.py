@@ -62,7 +62,7 @@ def _pooling_mode(file: Path) -> str:
     modes = [_MODES.get(name, _MODES.get(f"{name}_tokens", _MODES.get(f"{name}_token"))) for name in named]
     if len(modes) != 1 or modes[0] is None:
         raise ConfigError(
-            f"{file}: pooling by {', '.join(named) or 'nothing'} is not supported, only mean, cls or last"
+            f"{file}: pooling by {', '.join(named) or 'nothing'} is not supported: only mean, cls or last"
         )
     return modes[0]
 

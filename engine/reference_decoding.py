@@ -1,6 +1,6 @@
 """Reference results for every sampling feature, from plain transformers' forward pass, processors and beam search.
 
-One prompt at a time, with a row per sequence, one token at a time. Only the random numbers are the engine's own
+It decodes one prompt at a time, with a row per sequence, token by token. Only the random numbers are the engine's own
 (sampling/counter_hash.py). Presence and frequency penalties, which transformers lacks, are computed by counting.
 """
 

@@ -57,7 +57,8 @@ class Frequencies:
 
     def __call__(self, lengths: Sequence[int]) -> torch.Tensor:
         """Return [num_tokens, dim / 2] for the length of each token."""
-        distinct = sorted({max(length, self.short_length) for length in lengths})  # below it: the same frequencies
+        # All lengths up to short_length have the same frequencies.
+        distinct = sorted({max(length, self.short_length) for length in lengths})
         places = {length: place for place, length in enumerate(distinct)}
         rows = torch.tensor([places[max(length, self.short_length)] for length in lengths])
         return torch.stack([self._frequencies_for(length) for length in distinct]).index_select(0, rows)

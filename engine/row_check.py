@@ -55,7 +55,7 @@ class _Uncounted(TorchFunctionMode):
 def check_uncounted(network: Any) -> None:
     """Raise ConfigError if a network numbers the rows of a step itself instead of using the positions passed.
 
-    `network` runs our attention, and may be on the meta device; RuntimeError if it is and reads its data.
+    `network` runs our attention, and may be on the meta device. Raises RuntimeError if it is there and reads its data.
     """
     attach(network, _Alone())
     place = next(iter(network.parameters())).device

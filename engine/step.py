@@ -46,7 +46,7 @@ class SampleRow:
 class ScoreRow:
     """Compute log probabilities from row `row`: of `token_id`, a prompt's next token, and of the `wanted` ones.
 
-    These are so many of the best, or the tokens with these ids.
+    `wanted` is a number of best tokens, or the ids of tokens.
     """
 
     row: int

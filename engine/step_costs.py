@@ -1,9 +1,9 @@
-"""Learn what a step costs from the steps of an engine, the recent ones most; pure.
+"""Learn what a step costs from the steps of an engine, with more weight on recent ones. Pure.
 
     seconds = base + sequence x sequences decoded            of the steps without a prompt's chunk
     seconds - that = token x prompt tokens in chunks         of the others
 
-The two are learned apart, so that an instance that seldom computes prompts does not forget what they cost.
+The two are learned separately, so that an instance that seldom computes prompts does not forget what they cost.
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class StepCosts:
         self.now = StepCost(decodes.base, decodes.slope, token_s)
 
     def _expected_s(self, num_sequences: int, num_chunk_tokens: int) -> float:
-        """Return what such a step takes; 0 if a part of that is not known."""
+        """Return the seconds that such a step takes; 0 if one of the costs is not known."""
         known, now = not num_sequences or self._decodes.weight, self.now
         if not known or (num_chunk_tokens and not now.token_s):
             return 0.0

@@ -165,7 +165,7 @@ class TorchModel:
         try:
             logits, pooled = self._run(batch, layer_done)
             step = DeviceStep(logits, batch, self._scored_logits(batch), pooled, self._opened, self._nucleus)
-        except InstanceLost:  # what waits for a lost rank may have no end, and the instance ends
+        except InstanceLost:  # a wait for a lost rank may have no end, and the instance ends
             raise
         except BaseException as error:
             self._wait_for_launched(error)

@@ -5,7 +5,7 @@ library               | head dims             | keys                    | graphs
 FlashInfer            | 64, 128, 256          | in place                | yes
 FlashAttention 3      | multiples of 8 to 256 | in place                | yes
 torch's flash kernel  | multiples of 8 to 256 | gathered, one call      | no
-torch_paged.py        | any                   | gathered, several calls   | yes
+torch_paged.py        | any                   | gathered, several calls | yes
 """
 
 import importlib

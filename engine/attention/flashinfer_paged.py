@@ -1,4 +1,4 @@
-"""Attention by FlashInfer's paged wrappers: blocks are read in place, the work is planned on the host.
+"""Attention by FlashInfer's paged wrappers: blocks are read in place, and the work is planned on the host.
 
 plan       | indptr [n + 1], indices, last_page_len [n], int32 on the CPU; a query's end is its sequence's end
 run        | q [num_tokens, num_heads, dim]; (keys, values), each [num_blocks, block_size, num_kv_heads, dim] (NHD)

@@ -81,7 +81,7 @@ class GraphBackend(AttentionBackend, Protocol):
         ...
 
     def table_widths(self, rows: int, max_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Return how many blocks wide the tables of steps of `rows` sequences should be, ascending.
+        """Return the widths, in blocks and ascending, that tables of steps with `rows` sequences should have.
 
         There is a graph for each width. Sequences have at most `max_blocks`; a step that needs tables wider than the
         last uses no graph.

@@ -1,4 +1,4 @@
-"""Attention on CPU by our own kernel (native/attention.h): blocks are read in place, nothing is gathered."""
+"""Attention on CPU by our own kernel (native/attention.h): blocks are read in place, and nothing is gathered."""
 
 import ctypes
 

@@ -52,7 +52,7 @@ class NpuAttention:
         return NpuDecode(self, inputs)
 
     def table_widths(self, rows: int, max_blocks: int, block_size: int) -> tuple[int, ...]:
-        """See GraphBackend: the op reads what each row needs, torch gathers keys of the whole width."""
+        """See GraphBackend: the op reads what each row needs, but torch gathers keys of the whole width."""
         return self.torch.table_widths(rows, max_blocks, block_size) if self._refused else (max_blocks,)
 
     def fixed_bytes(self, rows: int, width: int) -> int:

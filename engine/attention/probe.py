@@ -85,7 +85,7 @@ def usual_parts(block_size: int) -> tuple[Part, ...]:
 
 
 def with_short_window(kind: LayerKind) -> LayerKind:
-    """Return the kind with a window that hides keys in usual_parts: kernels take any window as a number."""
+    """Return the kind with a window that hides keys in usual_parts: to a kernel, a window is only a number."""
     window = kind.sliding_window
     return kind if window is None else replace(kind, sliding_window=min(window, _WINDOW))
 

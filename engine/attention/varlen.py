@@ -26,7 +26,7 @@ MAX_KEYS = 1 << 18
 
 
 class VarlenAttention:
-    """Implements PagedLibrary. Not for graphs: the gather would be as wide as the tables, as torch_paged.py's is."""
+    """Implements PagedLibrary, but not for graphs: the gather would be as wide as the tables, as in torch_paged.py."""
 
     name, tables = "torch's flash kernel", TableUse.GATHER
     dims, has_softcap = range(8, 257, 8), False

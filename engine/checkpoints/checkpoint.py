@@ -63,7 +63,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def model_length(checkpoint: Checkpoint, requested: int | None) -> int:
-    """Return the longest sequence: `requested`, else the model's limit. Raises ConfigError with both numbers."""
+    """Return the maximum length of a sequence: `requested`, else the model's. Raises ConfigError with both numbers."""
     own = longest_sequence(checkpoint.text_config)
     if own is None and requested is None:
         raise ConfigError(f"{checkpoint.path} has no maximum length in its config: set --max-model-len")
@@ -94,7 +94,7 @@ def _read_config(path: Path) -> Any:
 
 
 def _stored_dtype(path: Path, config: Any) -> str:
-    """Return the dtype of `Checkpoint`. Raises ConfigError for a checkpoint without floats."""
+    """Return `Checkpoint.stored_dtype`. Raises ConfigError for a checkpoint without floats."""
     tensors = stored_tensors(path)
     num_bytes: dict[str, int] = defaultdict(int)
     for one in tensors:

@@ -28,7 +28,7 @@ def convert_in_child(module: str, source: Path, target: Path, parts: Sequence[st
 
 
 def run_conversion(source: Path, convert: Callable[[], None]) -> int:
-    """Convert, in the child, and return the exit status. It ends with its parent. A refusal is stderr's last line."""
+    """Convert, and return the child's exit status; it ends with its parent. A refusal is the last line of stderr."""
     signal_at_parent_end(signal.SIGKILL)
     try:
         convert()

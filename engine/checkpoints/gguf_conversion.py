@@ -1,4 +1,4 @@
-"""A GGUF file of a dense decoder and a byte-level BPE tokenizer -> a checkpoint folder.
+"""Convert a GGUF file of a dense decoder to a checkpoint folder.
 
 The families whose files are converted have a GgufFormat in engine/models/families.py.
 """

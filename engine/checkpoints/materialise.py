@@ -15,7 +15,7 @@ _SCRATCH_BYTES = 64 << 20
 class DimensionRanges:
     """Ranges [start, end) of dimension `dim` of a whole tensor, concatenated.
 
-    `is_zero`: zeros of the whole shape in place of the tensor, which is not read.
+    `is_zero`: the result has the whole shape and only zeros; the tensor is not read.
     """
 
     dim: int

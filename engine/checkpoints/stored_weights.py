@@ -101,7 +101,7 @@ class StoredWeights:
 
 def _check_part(name: str, shape: tuple[int, ...], part: TensorSlice) -> None:
     if not 0 <= part.dim < len(shape) or not 0 <= part.start <= part.end <= shape[part.dim]:
-        raise ValueError(f"{name} has shape {shape}, without [{part.start}, {part.end}) in dimension {part.dim}")
+        raise ValueError(f"{name} has shape {shape}: [{part.start}, {part.end}) is outside dimension {part.dim}")
 
 
 def _cut(shape: tuple[int, ...], part: TensorSlice) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Experts on a GPU by torch's grouped product (engine/modules/experts.py).
 
 For bfloat16 it is one kernel from compute capability 8.0 on, with the groups' ends on the device. For other dtypes
-torch reads the ends on the host and multiplies group by group, which a graph cannot capture: they are not replaced.
+torch reads the ends on the host and multiplies group by group, which a graph cannot capture: experts of other dtypes
+are not replaced.
 """
 
 from typing import Any

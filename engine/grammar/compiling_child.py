@@ -59,7 +59,7 @@ class CompilingChild:
     def compile(self, source: GrammarSource) -> GrammarForm:
         """Compile `source` in the child.
 
-        Raises InvalidGrammar if it refuses or crashes, Unavailable if no child starts, and
+        Raises InvalidGrammar if the child refuses or crashes, Unavailable if no child starts, and
         DeadlineExceeded if it does not answer in time. Retries once if the child was killed from outside.
         """
         try:

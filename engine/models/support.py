@@ -21,7 +21,7 @@ class GgufFormat:
 class ImageSupport:
     """How the text network of a family with a vision tower runs (docs/adr/0025).
 
-    `text_type` is the model type that runs it, None: the one that its config names. `has_grid_positions`: an image's
+    `text_type` is the model type that runs it (None: the one that its config names). `has_grid_positions`: an image's
     tokens are rotated by their place in time, height and width. `attends_within`: they attend to each other both ways.
     """
 

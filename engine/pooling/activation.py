@@ -21,7 +21,7 @@ def read_activation(config: Any) -> Activation:
     named = _module_name(config)
     known: dict[str, Activation] = {"": by_labels, "Sigmoid": by_labels, "Softmax": by_labels, "Identity": torch.clone}
     if named not in known:
-        raise ConfigError(f"config.json: the activation {named} is not supported, only Identity, Sigmoid and Softmax")
+        raise ConfigError(f"config.json: the activation {named} is not supported: only Identity, Sigmoid and Softmax")
     return known[named]
 
 

@@ -32,7 +32,7 @@ _BIDIRECTIONAL = ("Model", "ForMaskedLM", "ForPreTraining")
 
 @dataclass(frozen=True, slots=True)
 class EncoderInfo:
-    """Properties of the model. `tasks` are the kinds of Pooling that it supports, `width` the values of each result."""
+    """Properties of the model. `tasks` are the kinds of Pooling that it supports; a result has `width` values."""
 
     tasks: tuple[str, ...]
     width: int

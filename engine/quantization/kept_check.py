@@ -1,7 +1,7 @@
 """Compare a layer that stays quantised (kept.py) with its dequantised weight, on the same random rows.
 
 Rows are standard normal, so an output of a weight row w has the deviation |w|, and its error the deviation of the
-format's rounding. The mean square over the rows estimates it; with 32 rows, twice that is never reached by chance.
+format's rounding. The root mean square over the rows estimates it; with 32 rows, chance never makes it twice as large.
 
 A layer with static inputs is compared with its own formula, in floats, on rows that fit its step.
 """

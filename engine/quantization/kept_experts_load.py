@@ -125,7 +125,7 @@ def choose_format(
     weights: CompactWeights, checked: Mapping[int, KeptWeight], formats: Sequence[ExpertsFormat],
     rounded_inputs: torch.dtype | None, dtype: torch.dtype,
 ) -> KeptExperts | str:  # fmt: skip
-    """Return the experts in the first format that agrees with `checked` (some weights, by number), or the reasons."""
+    """Return the experts in the first format that agrees with `checked` (weights by expert), or why none does."""
     reasons = []
     for form in (form for form in formats if form.handles(weights, rounded_inputs)):
         lacking = form.lacking(weights, dtype)

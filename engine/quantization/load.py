@@ -69,8 +69,8 @@ def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Ke
     kept = held - keeper.float_bytes + keeper.kept_bytes
     whose = "this rank's weights" if keeper.is_cut else "weights"
     return (
-        f"{layout.name}, {_count(weights, keeper)}; {whose} take {_size(kept)} of memory, dequantised to {dtype} "
-        f"{_size(held)}{_others(weights, keeper, dtype)}{_rounding(layout, keeper)}"
+        f"{layout.name}, {_count(weights, keeper)}; {whose} take {_size(kept)} of memory, or {_size(held)} "
+        f"if dequantised to {dtype}{_others(weights, keeper, dtype)}{_rounding(layout, keeper)}"
     )
 
 

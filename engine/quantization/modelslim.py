@@ -3,7 +3,7 @@
     W8A8, W8A8S           weight int8 [outputs, inputs]; deq_scale [outputs], float32 or its bits as int64;
                           input_scale and input_offset [1]; quant_bias int32 [outputs]. W8A8S: many weights are 0
     W8A8_DYNAMIC, W8A16   weight int8; weight_scale and weight_offset [outputs, 1] or [outputs, groups]
-    W8A8_MIX              both, for inputs rounded as those of W8A8 or of W8A8_DYNAMIC: here the latter
+    W8A8_MIX              has both, for inputs rounded as in W8A8 or in W8A8_DYNAMIC; here the latter is used
     W4A8_DYNAMIC          the same with weights int8 [outputs / 2, inputs] (scaled.py), older ones [outputs, inputs];
                           scale_bias, which only one kernel needs
     W8A8FP8_DYNAMIC       the same with weights in float8; ModelSlim's name for it is WFP8AFP8_DYNAMIC
@@ -72,8 +72,8 @@ _SMOOTHED = ".module.weight"  # older files have the smoothed norm twice, also u
 class ModelSlimLayout:
     """A ModelSlim description: the scheme of each quantised weight, and the inputs per scale, 0 for one scale per row.
 
-    `derives_biases`: static layers without a stored bias get the one in their quant_bias, which reads their codes; it
-    is for layers that are dequantised.
+    `derives_biases`: static layers without a stored bias get the one in their quant_bias, for which their codes are
+    read; it is for layers that are dequantised.
     """
 
     kind: str

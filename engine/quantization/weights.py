@@ -90,7 +90,7 @@ class DequantisingWeights:
 def _cut(name: str, shape: tuple[int, ...], part: TensorSlice) -> tuple[int, ...]:
     """Return the shape of a part. Raises ValueError for one out of range."""
     if not 0 <= part.dim < len(shape) or not 0 <= part.start <= part.end <= shape[part.dim]:
-        raise ValueError(f"{name} has shape {shape}, without [{part.start}, {part.end}) in dimension {part.dim}")
+        raise ValueError(f"{name} has shape {shape}: [{part.start}, {part.end}) is outside dimension {part.dim}")
     return (*shape[: part.dim], part.end - part.start, *shape[part.dim + 1 :])
 
 

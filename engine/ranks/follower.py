@@ -67,7 +67,7 @@ class Follower:
     def capture(self, payload: bytes, agree: Agree) -> bytes | None:
         """Capture a graph with the other ranks; return why this rank cannot, empty if it can. Raises ReduceFailed.
 
-        None: the other ranks did not agree, and know why.
+        Returns None if the other ranks did not agree: they know why.
         """
         assert self._model is not None
         assert self._model.graphs is not None
@@ -84,7 +84,7 @@ class Follower:
         self._model.graphs.drop(unpack_shape(payload))
 
     def step(self, payload: bytes) -> None:
-        """Compute this rank's part of a step; launched on a device, mark each layer. Raises ReduceFailed."""
+        """Compute this rank's part of a step; on a device, launch it and mark each layer. Raises ReduceFailed."""
         assert self._model is not None
         self._progress_at = self._clock()
         batch, is_replayed = unpack_step(payload)

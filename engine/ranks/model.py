@@ -67,7 +67,7 @@ class ShardedModel:
             )
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
-        """Compute one step on all ranks. Raises InstanceLost, as does its `collect`, if one is gone or stuck."""
+        """Compute one step on all ranks. Raises InstanceLost, as does its `collect`, if a rank is gone or stuck."""
         self._place()
         is_replayed = layer_done is None and self._own.can_replay(batch)
         self._team.send_all(RankMessageKind.STEP, pack_step(batch, is_replayed=is_replayed))

@@ -4,7 +4,8 @@ num_tokens, num_sequences, num_carried, is_replayed, num_embedded, has_positions
 count, blocks, prompt length, spans | all tables' block ids | per span: start, end | rows of carried tokens | three
 positions per token, if it has them | per embedded range: row, count, size | their values
 
-Sampling data is not sent: only rank 0 samples. Tokens that it has not collected yet are placeholders, in these rows.
+Sampling data is not sent: only rank 0 samples. Tokens that it has not collected yet are placeholders, in the rows
+of carried tokens.
 The values of embedded ranges are raw bytes, a multiple of 4 for each: rows have an even number of values.
 A step is replayed from a graph (1) on all ranks, or launched op by op on all (0).
 A copy is all sources, then as many targets; a graph's shape is its rows and its table width.

@@ -1,6 +1,6 @@
 """Plan and make the pools of all ranks.
 
-host memory: rank 0 makes all of them, each other rank maps its own before it is sealed (docs/adr/0008)
+host memory: rank 0 makes all of them, and each other rank maps its own before it is sealed (docs/adr/0008)
 a device:    each rank makes its own, with as many blocks as fit on the fullest of the devices (docs/adr/0015)
 """
 

@@ -43,7 +43,7 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Return for each row of `logits` [num_rows, vocab_size] its token's logprob and rank, and the `wanted` logprobs.
 
-    Rows may have several tokens, all equally many: their results follow each other.
+    Rows may have several tokens, the same number each: their results follow each other.
     Computed in slices, so that memory does not grow with the number of rows.
     """
     size = rows_at_once(logits.shape[-1])

@@ -58,7 +58,7 @@ class ImageEncoder:
     """Encodes the images of prompts on its own thread. `prepare` may be called from any thread."""
 
     def __init__(self, child: Encoding, limits: EncoderLimits, dtype: str = "float32") -> None:
-        """`dtype` is the engine's, which embeddings that were sent are converted to."""
+        """`dtype` is the engine's; embeddings that were sent are converted to it."""
         self._child, self._limits, self._dtype = child, limits, dtype
         self._lock = threading.Lock()
         self._cache = ByteCache[bytes, EncodedImage](limits.cache_bytes, lambda encoded: len(encoded.values))

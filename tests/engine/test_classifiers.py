@@ -93,5 +93,5 @@ def test_the_config_sets_the_activation(num_labels: int, keys: Any, activation: 
 def test_an_unknown_activation_is_refused_by_name(tmp_path: Path) -> None:
     path = make("xlm-roberta", tmp_path, 1, sbert_ce_default_activation_function="os.path.Tanh")
 
-    with pytest.raises(ConfigError, match="the activation Tanh is not supported, only Identity, Sigmoid and Softmax"):
+    with pytest.raises(ConfigError, match="the activation Tanh is not supported: only Identity, Sigmoid and Softmax"):
         load_encoder(path, dtype="float32")

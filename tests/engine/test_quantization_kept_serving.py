@@ -229,7 +229,7 @@ def test_the_note_compares_both_sizes(tmp_path: Path) -> None:
     assert read.kept_bytes == sum(layer.num_bytes for layer in network.modules() if isinstance(layer, KeptLinear)) > 0
     assert read.notes == (
         f"AWQ 4-bit, kept: 14 of 14 quantised layers; weights take {(kept - 2 * inverse) / 2**20:.1f} MiB of memory, "
-        f"dequantised to bfloat16 {floats / 2**20:.1f} MiB",
+        f"or {floats / 2**20:.1f} MiB if dequantised to bfloat16",
     )
 
 
