@@ -20,7 +20,7 @@ Part = tuple[int, int]
 """(start, count): a sequence's tokens of the step, after the tokens that earlier steps wrote."""
 _HOST = torch.device("cpu")
 _LONG = 700
-"""One CANN ignored masks after the 512th key (vllm-project/vllm-ascend issue 15503), which shorter rows do not show."""
+"""A version of CANN ignored masks after the 512th key (vllm-project/vllm-ascend issue 15503); shorter rows hide it."""
 _WINDOW = 100
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Limit of a number's absolute difference: values are about 1, and 16-bit kernels round the softmax's weights too."""

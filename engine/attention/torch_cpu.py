@@ -36,7 +36,7 @@ class _Piece:
 
 
 class TorchCpuAttention:
-    """The backend with torch only. Owns scratch memory for gathered keys and values, reused by all steps."""
+    """The backend that uses only torch. Owns scratch memory for gathered keys and values, reused by all steps."""
 
     def __init__(self) -> None:
         self._scratch = (_Scratch(), _Scratch())

@@ -30,7 +30,7 @@ def check_tokenizer(fields: dict[str, Any]) -> None:
     if model != _SENTENCEPIECE and (model != "gpt2" or pre not in _SUPPORTED):
         known = ", ".join(_SUPPORTED)
         raise ConfigError(
-            f"this GGUF's tokenizer is {model}/{pre}, which is not supported: only {_SENTENCEPIECE}, gpt2/{known}"
+            f"this GGUF's tokenizer is {model}/{pre}, which is not supported; supported: {_SENTENCEPIECE}, gpt2/{known}"
         )
 
 

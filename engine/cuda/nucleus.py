@@ -62,7 +62,7 @@ def flashinfer_nucleus(op: Callable[..., Any]) -> Nucleus:
 
 
 def why_not(nucleus: Nucleus, device: torch.device, vocab_size: int) -> str | None:
-    """Return how `nucleus` fails, or finds other tokens than torch, on `device`; None if it does not."""
+    """Return how `nucleus` fails, or finds tokens other than torch's, on `device`; None if it does not."""
     try:
         return _check_nucleus(nucleus, device, vocab_size)
     except Exception as error:  # noqa: BLE001 - a library may raise anything, such as for a missing compiler

@@ -2,9 +2,9 @@
 
     empty --locked, filled, every layer checked--> sealed, with its key --mapped read-only--> instances that start later
 
-If the filling process dies, the memfd stays unsealed and the next one starts over. Private memory is used for other
-keys, on hosts with several NUMA nodes (to avoid remote reads), and with kernels that cannot put a memfd into huge pages
-(before 6.1): without huge pages reading is a quarter slower.
+If the filling process dies, the memfd stays unsealed and the next one starts over. Private memory is used if the
+key differs, on hosts with several NUMA nodes (to avoid remote reads), and with kernels that cannot put a memfd into
+huge pages (before 6.1): without huge pages reading is a quarter slower.
 """
 
 import ctypes

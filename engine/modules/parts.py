@@ -52,7 +52,7 @@ class RmsNorm:
         return self._run(hidden_states)
 
     def free_originals(self) -> None:
-        """Nothing of the original is freed."""
+        """Do nothing: no weight of the original is freed."""
 
 
 class GatedMlp:
@@ -170,7 +170,7 @@ class AddedLayer:
         return self._add_norm(made, hidden_states.clone() if keeps else hidden_states)
 
     def free_originals(self) -> None:
-        """Nothing of the original is freed."""
+        """Do nothing: no weight of the original is freed."""
 
 
 class SandwichLayer(AddedLayer):

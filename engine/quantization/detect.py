@@ -36,7 +36,7 @@ def find_quantization(path: Path, requested: str | None) -> Layout | None:
     read = _READERS.get(config.method)
     if read is None:
         raise ConfigError(
-            f"{config.source}: quantised by {config.method}, which is not supported: only {', '.join(_READERS)}"
+            f"{config.source}: quantised by {config.method}, which is not supported; supported: {', '.join(_READERS)}"
         )
     return read(config)
 

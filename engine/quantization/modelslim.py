@@ -241,7 +241,9 @@ def read_modelslim(config: QuantizationConfig) -> ModelSlimLayout:
 
 def _unsupported(config: QuantizationConfig, what: str) -> ConfigError:
     reason = next((f" ({why})" for part, why in _REASONS.items() if part in what), "")
-    return ConfigError(f"{config.source}: {what}, which is not supported{reason}: of ModelSlim only {', '.join(_READ)}")
+    return ConfigError(
+        f"{config.source}: {what}, which is not supported{reason}; supported ModelSlim schemes: {', '.join(_READ)}"
+    )
 
 
 def _group_size(config: QuantizationConfig) -> int:

@@ -250,7 +250,7 @@ def _connect(team: Team, part: RankPart, way: str, connect_s: float) -> None:
 
 
 def _describe(loaded: Sequence[RankLoaded], way: str) -> Iterator[str]:
-    yield f"{len(loaded)} ranks add up {'in memory they share' if way == SHARED else f'by {way}'}"
+    yield f"{len(loaded)} ranks all-reduce {'in shared memory' if way == SHARED else f'over {way}'}"
     for rank, one in enumerate(loaded):
         held, read = one.weight_bytes / _MIB, one.bytes_read / _MIB
         place = f" on {one.device}" if one.device else ""

@@ -103,7 +103,9 @@ def test_another_kind_of_gguf_is_refused(gguf_file: Path, tmp_path: Path) -> Non
     other = tmp_path / "other.gguf"
     other.write_bytes(gguf_file.read_bytes().replace(b"smollm", b"qwen2x"))
 
-    with pytest.raises(ConfigError, match="tokenizer is gpt2/qwen2x, which is not supported: only llama, gpt2/smollm"):
+    with pytest.raises(
+        ConfigError, match="tokenizer is gpt2/qwen2x, which is not supported; supported: llama, gpt2/smollm"
+    ):
         convert(other, tmp_path / "out")
 
 

@@ -156,7 +156,7 @@ def test_divisors_of_rotary_frequencies_reach_the_config(tmp_path: Path) -> None
         (
             b"smollm",
             b"deepse",
-            "tokenizer is gpt2/deepse, which is not supported: only llama, gpt2/smollm",
+            "tokenizer is gpt2/deepse, which is not supported; supported: llama, gpt2/smollm",
         ),
         (b"rope.freq_base", b"rope.friz_base", None),
         (b"context_length", b"contest_length", "no qwen2.context_length"),

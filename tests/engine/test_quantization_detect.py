@@ -153,7 +153,7 @@ def test_a_flag_that_contradicts_the_checkpoint_names_both(
         ),
         ({**hf_fp8(None).config, "fmt": "e5m2"}, "fp8 of format e5m2 is not supported: only e4m3"),
         ({**hf_fp8(None).config, "weight_block_size": [128]}, r"block size \[128\] must be two positive"),
-        ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, which is not supported: only awq, gptq"),
+        ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, which is not supported; supported: awq, gptq"),
         ({"bits": 4}, "no quant_method"),
         ([4], "must be an object, not list"),
     ],
@@ -213,11 +213,12 @@ def test_a_modelslim_scheme_that_is_not_supported_is_named(described: Any, words
     content = {**modelslim("W8A8").config, **described}
     (tmp_path / "quant_model_description.json").write_text(json.dumps(content))
     known = (
-        "of ModelSlim only FLOAT, W8A8, W8A8S, W8A8_MIX, W8A8_DYNAMIC, W4A8_DYNAMIC, W8A16, W8A8FP8_DYNAMIC, "
+        "supported ModelSlim schemes: "
+        "FLOAT, W8A8, W8A8S, W8A8_MIX, W8A8_DYNAMIC, W4A8_DYNAMIC, W8A16, W8A8FP8_DYNAMIC, "
         r"WFP8AFP8_DYNAMIC$"
     )
 
-    with pytest.raises(ConfigError, match=f"json: .*{words}.*: {known}"):
+    with pytest.raises(ConfigError, match=f"json: .*{words}.*; {known}"):
         find_quantization(_folder(tmp_path, None), None)
 
 

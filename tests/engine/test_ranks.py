@@ -84,7 +84,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module", params=["in memory they share", pytest.param("by gloo", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["in shared memory", pytest.param("over gloo", marks=pytest.mark.long)])
 def two(request: pytest.FixtureRequest, llama: Path) -> Iterator[ShardedModel]:
     way, lost = request.param, Lost()
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +93,7 @@ def two(request: pytest.FixtureRequest, llama: Path) -> Iterator[ShardedModel]:
         else:
             request.getfixturevalue("native_libraries")
         loaded = _load(llama, lost)
-    assert f"2 ranks add up {way}" in loaded.notes
+    assert f"2 ranks all-reduce {way}" in loaded.notes
     yield loaded.model
     loaded.model.close()
     assert not lost.errors

@@ -138,7 +138,7 @@ def test_each_rank_has_its_pool_on_its_own_device(two: LoadedRanks) -> None:
     assert own.layout.num_blocks == other.layout.num_blocks == 30
     assert own.mark() is not None, "each layer that was computed is marked"
     assert any(note.startswith("rank 1 of 2 on fake:0: card 7: ") for note in two.notes)
-    assert "2 ranks add up by gloo" in two.notes
+    assert "2 ranks all-reduce over gloo" in two.notes
     with pytest.raises(TypeError, match="the KV pool of rank 1 of 2 is on a device of another process"):
         _ = other.buffer
 
@@ -167,7 +167,7 @@ def test_ranks_keep_quantised_layers_and_report_what_differs(tmp_path: Path) -> 
 
     (note,) = (note for note in notes if note.startswith("AWQ 4-bit, kept: "))
     assert note.startswith("AWQ 4-bit, kept: 28 of 28 quantised layers; this rank's weights take ")
-    assert notes[notes.index("2 ranks add up by gloo") + 3] == (
+    assert notes[notes.index("2 ranks all-reduce over gloo") + 3] == (
         "rank 1 of 2, unlike rank 0: kept: 24 of 28 quantised layers; 4 dequantised to float32: "
         "int4pack supports groups of 32, 64, 128, 256 inputs, not 16"
     )
