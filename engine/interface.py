@@ -5,7 +5,7 @@
                                         v
                                       Model (engine/torch_model.py: weights, pool, attention, sampler)
 
-One thread calls the engine; only `blocks` (its own lock) may be used from others.
+One thread calls the engine; only `check`, `load` and `blocks` (with its own lock) may be used from others.
 """
 
 from collections.abc import Callable, Sequence
