@@ -176,23 +176,20 @@ class OutgoingTickets:
             case MessageReceived(Nack() as nack):
                 self._resend_frame(entry.ticket, nack)
             case MessageReceived(Read() as read):
-                self._confirm(entry.ticket, read)
+                self._confirm(entry, read)
             case MessageReceived(Ack()):
                 self._handle_ack(entry)
             case MessageReceived(Abort() as abort):
                 self._end(entry, from_name(abort.error, abort.reason))
 
     def _finish(self, entry: _OpenTicket, op: FinishTicket) -> None:
-        """Commit only if the blocks were held while their data was digested or, without digests, sent.
+        """Commit what was digested, or without digests what was sent, while the blocks were held.
 
-        An abort frees the blocks before its Drop is handled here: data digested since then may be another prompt's.
+        An abort frees them before its Drop is handled here: data digested since then may be another prompt's.
         """
-        catch_up = self._settings.catch_up
-        if catch_up is not None or not self._digests:
+        if self._settings.catch_up is not None or not self._digests:
             self._outbox.flush()
-        if catch_up is not None and not catch_up():
-            raise HandoffFailed(f"ticket {op.ticket_id}: rank 0 did not report whether it is still open")
-        if entry.end_received or not self._settings.is_open(op.ticket_id):
+        if not self._holds_blocks(entry):
             return  # its end is in the queue
         commit = entry.ticket.commit(op.description, digest_of([op.description]))
         if commit is not None:
@@ -256,11 +253,24 @@ class OutgoingTickets:
         self.frames_resent += 1
         self._announce_frame(frame, source)
 
-    def _confirm(self, ticket: SenderTicket, read: Read) -> None:
-        """Confirm that the blocks were held: an abort queues its Drop before it frees them, and READ came first."""
+    def _confirm(self, entry: _OpenTicket, read: Read) -> None:
+        """Confirm that the blocks were held until the receiver had read them."""
+        if not self._holds_blocks(entry):
+            return
+        ticket = entry.ticket
         if not ticket.holds(self._settings.clock()):
             raise HandoffFailed(f"ticket {ticket.ticket_id} is {ticket.state} or its lease expired: it holds no blocks")
         self._outbox.add([encode(Held(read.ticket_id, read.epoch))])
+
+    def _holds_blocks(self, entry: _OpenTicket) -> bool:
+        """Return whether no abort so far freed the ticket's blocks; rank 0 does so in its own process.
+
+        Raises HandoffFailed if rank 0 does not answer.
+        """
+        catch_up, ticket_id = self._settings.catch_up, entry.ticket.ticket_id
+        if catch_up is not None and not catch_up():
+            raise HandoffFailed(f"ticket {ticket_id}: rank 0 did not report whether it is still open")
+        return not entry.end_received and self._settings.is_open(ticket_id)
 
     def _place(self, tensor: int, num_tensors: int, window: BlockWindow) -> RegionRuns:
         try:

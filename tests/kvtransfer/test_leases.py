@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from kvtransfer.digest import RegionRuns, StopFlag
-from kvtransfer.link_messages import Abort, Ack, Frame, MessageType, Nack, Open
+from kvtransfer.link_messages import Abort, Ack, Frame, MessageType, Nack, Open, Read
 from kvtransfer.link_ops import Begin, FinishTicket, LinkSettings, MessageReceived, Put
 from kvtransfer.outbox import Outbox
 from kvtransfer.outgoing_tickets import OutgoingTickets
@@ -316,16 +316,16 @@ class Narrow:
 class OneLink:
     """The tickets of a link over a `Narrow` stream."""
 
-    def __init__(self) -> None:
-        self.clock, self.events, self.age = Clock(), Recorder(), 0.0
+    def __init__(self, catch_up: Callable[[], bool] | None = None) -> None:
+        self.clock, self.events, self.age, self.is_open = Clock(), Recorder(), 0.0, True
         self.pool = Pool(PoolLayout(TENSORS, num_blocks=16, block_size=4))
         self.stream = Narrow(self.clock)
         self.outbox = Outbox(cast(Stream, self.stream))
         settings = LinkSettings(
             instance_id="prefill-0", epoch=55, memory=self.pool, transports=(), events=self.events,
-            acked=self.events.acked, claim=lambda ticket_id: True, is_open=lambda ticket_id: True, catch_up=None,
-            clock=self.clock, progress_age=lambda: self.age, failpoints=Failpoints.parse(""), timeouts=Timeouts(),
-            check_interval_s=0.5, digests=True,
+            acked=self.events.acked, claim=lambda ticket_id: True, is_open=lambda ticket_id: self.is_open,
+            catch_up=catch_up, clock=self.clock, progress_age=lambda: self.age, failpoints=Failpoints.parse(""),
+            timeouts=Timeouts(), check_interval_s=0.5, digests=True,
         )  # fmt: skip
         self.sendings = OutgoingTickets(settings, self.outbox, TcpOutlet(), "tcp", True)
 
@@ -389,6 +389,26 @@ def test_a_stalled_engine_loses_tickets_without_any_frame(one_link: OneLink) -> 
     one_link.flush(4)
 
     assert [*one_link.events.failures] == [idle]
+
+
+def test_a_rank_confirms_no_blocks_that_rank_0_has_freed() -> None:
+    """Rank 0's abort is still in the rank's socket when the receiver asks whether the blocks were held."""
+
+    def catch_up() -> bool:
+        link.is_open = False
+        return True
+
+    link = OneLink(catch_up)
+    ticket_id = link.begin(1)
+    link.put(ticket_id)
+    link.flush(0)
+    sent = len(link.stream.sent)
+
+    link.sendings.handle(MessageReceived(Read(ticket_id, 77)))
+    link.flush(0)
+
+    assert len(link.stream.sent) == sent
+    link.pool.close()
 
 
 def test_after_the_receivers_abort_queued_frames_are_not_sent(one_link: OneLink) -> None:
