@@ -1,7 +1,7 @@
 """The cluster's queue: prompts wait here, in the order of queue/fair_queue.py, until placement has room for them.
 
-Limited in prompts and in tokens. If there is no room for the first, others may overtake it a limited number of times:
-then all wait for it, so that a large prompt does not starve.
+The queue is limited in prompts and in tokens. If there is no room for the first prompt, others may overtake it a
+limited number of times; after that all wait for it, so that a large prompt does not starve.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ _MAX_RETRY_S = 60
 _WINDOW = 8
 _MAX_OVERTAKEN = 16
 _FIRST_RETRIES, _RETRIES_PER_PROMPT, _MOST_RETRIES = 5.0, 0.15, 50.0
-"""How many requests refused by --ttft-limit may be retried: at first, for each prompt accepted since, and at most for a
-burst. If all were retried, the retries would double a lasting overload, and none would be served."""
+"""The budget of retries for requests refused by --ttft-limit: at the start, added per accepted prompt, and at most. If
+all were retried, the retries would double a lasting overload, and none would be served."""
 
 
 class GrantSource(Protocol):
@@ -42,7 +42,7 @@ class GrantSource(Protocol):
         ...
 
     def has_room(self, *, prefill_only: bool) -> bool:
-        """Whether placing any prompt may succeed; `prefill_only`: also one that finishes where it is prefilled."""
+        """Return whether placing any prompt may succeed; with `prefill_only`, also one that finishes at its prefill."""
         ...
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
@@ -91,7 +91,7 @@ class Admission:
             self._check_first_token(num_tokens, limit_s, owner)
 
     def _check_first_token(self, num_tokens: int, limit_s: float, owner: str) -> None:
-        """Raise Overloaded if a request of so many tokens is expected to have its first token after the limit."""
+        """Raise Overloaded if a request of this many tokens is expected to have its first token after the limit."""
         self._grants.refresh()
         expected = self._grants.first_token_s(self.waiting_tokens, num_tokens)
         if expected.now_s <= limit_s:
@@ -101,7 +101,7 @@ class Admission:
         if expected.idle_s > limit_s:
             when, is_final = f"after {expected.idle_s:.1f} s on an idle cluster", True
         elif self._retries_left < 1:
-            when, is_final = f"{when}, and others refused for this will be back before there is room", True
+            when, is_final = f"{when}, and requests refused earlier will retry before there is room", True
         else:
             self._retries_left -= 1
         message = f"the first token is expected {when} (limit {limit_s:g} s, {owner})"
@@ -181,7 +181,7 @@ class Admission:
         return entry.grant.done()
 
     def _facts_of(self, entry: QueueEntry) -> PromptFacts:
-        """Return the prompt's facts, with those that only count where paths are compared."""
+        """Return the prompt's facts, with those that are needed only to compare paths."""
         if not self._compares:
             return entry.facts
         is_queued = entry in self._queue

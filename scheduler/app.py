@@ -67,7 +67,7 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         ResponsesBody, TEXT, media_types=_STREAMED, required=("input",), queues=True,
     ),
     Route(
-        "POST", "/v1/responses/input_tokens", count_input_tokens, "tokenizer", "The number of tokens of such items",
+        "POST", "/v1/responses/input_tokens", count_input_tokens, "tokenizer", "Count the tokens of such items",
         ResponsesBody, TEXT, required=("input",),
     ),
     Route(
@@ -85,7 +85,7 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         MessagesBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True, api_format=ANTHROPIC_FORMAT,
     ),
     Route(
-        "POST", "/v1/messages/count_tokens", count_tokens, "tokenizer", "The number of tokens of such a conversation",
+        "POST", "/v1/messages/count_tokens", count_tokens, "tokenizer", "Count the tokens of such a conversation",
         CountTokensBody, TEXT, required=("messages",), api_format=ANTHROPIC_FORMAT,
     ),
     Route(

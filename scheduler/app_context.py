@@ -83,11 +83,11 @@ class AppContext:
 
     @property
     def call_parser(self) -> str | None:
-        """Return the format in which the model writes tool calls: the operator's choice, or that of its template."""
+        """Return the format in which the model writes tool calls: the operator's choice, or the one in its template."""
         return self.config.options.tool_call_parser or self.tokens.files.call_format
 
     def class_of(self, tenant: str, name: str | None) -> RequestClass:
-        """Return the class of a request of a key's owner, which names it or not. Raises InvalidRequest.
+        """Return the class of a request: the one it names, or its key's default. Raises InvalidRequest.
 
         Without keys any client may use every class.
         """
@@ -97,7 +97,7 @@ class AppContext:
         return class_named(name, classes, self.keys.classes_of(tenant))
 
     def observer_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Observer:
-        """Return the observer of a request with these HTTP headers: the counters, or its trace if there are any."""
+        """Return the observer of a request with these HTTP headers: the counters, or its trace if tracing is on."""
         counters = self.metrics.counters
         return counters if self.traces is None else self.traces.observer(counters, headers)
 

@@ -93,7 +93,7 @@ class SchedulerOptions:
     protect_metrics: bool = flag(False, "require a key on /metrics too")
     ssl_keyfile: str | None = flag(None, "PEM of the HTTP server's key: HTTPS (default: HTTP)")
     ssl_certfile: str | None = flag(None, "PEM of its certificate and chain (default: none)")
-    ssl_ca_certs: str | None = flag(None, "PEM of the authorities of clients' certificates (default: none)")
+    ssl_ca_certs: str | None = flag(None, "PEM of the CAs that sign clients' certificates (default: none)")
     ssl_cert_reqs: str = flag("0", "clients' certificates: 0 none, 1 optional, 2 required", choices=("0", "1", "2"))
     allowed_origins: tuple[str, ...] = flag((), "origins of pages allowed to call, as a JSON list", parse=parse_texts)
     allowed_methods: tuple[str, ...] = flag(("*",), "methods that pages may use, as a JSON list", parse=parse_texts)
@@ -112,8 +112,8 @@ class SchedulerOptions:
     client_timeout: float = flag(30.0, "seconds a client may take to send its body or to read", parse=float)
     shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM; 0: none", parse=float)
     path: str = flag(
-        "handoff", "the instances of a prompt: a prefill and a decode instance (handoff), or the cheapest of that and "
-        "either alone, by the measured time of their steps (auto)",
+        "handoff", "where a prompt runs: on a prefill and a decode instance (handoff), or on both or one of them, "
+        "whichever costs least by the measured time of their steps (auto)",
         choices=("auto", "handoff"),
     )  # fmt: skip
     roles: str = flag(
@@ -135,7 +135,7 @@ class SchedulerOptions:
     )
     request_classes: tuple[str, ...] = flag(
         (), "limits in seconds for classes of requests, such as interactive:ttft=2:gap=0.05 batch:gap=1: each key of "
-        "--api-key-file may use those behind it (KEY CLASS,CLASS), and a request names one in X-Pdserve-Class",
+        "--api-key-file may use those listed after it (KEY CLASS,CLASS), and a request names one in X-Pdserve-Class",
         many=True,
     )  # fmt: skip
     retry_share: float = flag(
@@ -154,7 +154,7 @@ class SchedulerOptions:
     override_generation_config: str | None = flag(None, "JSON whose values override --generation-config's")
     hf_overrides: str | None = flag(
         None, 'to how many dimensions vectors may be cut, as {"matryoshka_dimensions": [256]}, or {"is_matryoshka": '
-        "true} for any number (default: as the model's config.json says in this way, else not at all)",
+        "true} for any number (default: what the model's config.json says in this form, else not at all)",
         parse=checked_overrides,
     )  # fmt: skip
     response_role: str = flag("assistant", "role of the answers in chats")
@@ -170,7 +170,7 @@ class SchedulerOptions:
     responses_store: str | None = flag(
         None, "sqlite file in which /v1/responses stores responses, on a local disk (default: none)"
     )
-    responses_store_count: int = flag(10_000, "maximum stored responses; the oldest go first", parse=int)
+    responses_store_count: int = flag(10_000, "maximum stored responses; the oldest are deleted first", parse=int)
     responses_store_bytes: int = flag(2**30, "maximum bytes of all stored responses", parse=parse_bytes)
     responses_store_ttl: float = flag(30 * 86400.0, "seconds that a response is stored", parse=float)
     max_logprobs: int = flag(20, "maximum log probabilities per position; -1: the whole vocabulary", parse=int)
@@ -189,7 +189,7 @@ class SchedulerOptions:
         512 * 2**20, "maximum bytes of the images of all running requests; further images get 429", parse=parse_bytes
     )
     enable_mm_embeds: bool = flag(
-        False, "accept image_embeds in chats: embeddings that clients computed, which nothing can check for sense"
+        False, "accept image_embeds in chats: embeddings that clients computed; their content cannot be checked"
     )
     image_fetch_timeout: float = flag(10.0, "seconds that an image at a URL may take to arrive", parse=float)
     allow_private_urls: tuple[str, ...] = flag(

@@ -61,9 +61,10 @@ class Dispatch:
             raise
 
     async def run(self, request: GenerationRequest, sink: TokenSink) -> None:
-        """Run a request to its end; it is queued before this first waits. Cancelling this cancels it everywhere.
+        """Run a request to its end; it is queued before this first waits. Cancelling this call cancels it everywhere.
 
-        Raises InvalidRequest, Overloaded, Unavailable without a path, Draining while shutting down, or what failed it.
+        Raises InvalidRequest, Overloaded, Unavailable without a path, Draining while shutting down, or the error that
+        failed the request.
         """
         check_request(request)
         self._check_can_start(request)
@@ -107,7 +108,7 @@ class Dispatch:
             raise
 
     async def _run_accepted(self, request: GenerationRequest, prompts: list[PromptRun], sink: TokenSink) -> None:
-        """Run an accepted request; count it and its outcome, the only place for that. `close` ends it with Draining."""
+        """Run an accepted request; count it and its outcome, which nothing else does. `close` ends it with Draining."""
         self.ledger.received += 1
         task = asyncio.current_task()
         assert task is not None

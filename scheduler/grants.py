@@ -14,7 +14,7 @@ from wire.errors import Unavailable
 from wire.types import StageTimes
 
 _WEIGHT = 1 / 16
-"""Of the last hand-off, in the average of those before."""
+"""The weight of the last hand-off in the moving average."""
 
 
 class Grant(AbstractContextManager["Grant"]):
@@ -69,7 +69,7 @@ class Placer:
         self.num_prompts = self.num_tokens = 0  # placed, and their tokens that no cache had
 
     def refresh(self) -> None:
-        """Drop the cached loads, which may have changed. Until then one lookup serves all prompts without room."""
+        """Drop the cached loads, which may have changed. Until the next call, one lookup serves all waiting prompts."""
         self._seen = None
 
     def first_token_s(self, waiting: int, num_tokens: int) -> Expected:
@@ -77,7 +77,7 @@ class Placer:
         return first_token_s(self._current_loads(), waiting, num_tokens, everywhere=self._compares)
 
     def has_room(self, *, prefill_only: bool) -> bool:
-        """Whether placing any prompt may succeed; `prefill_only`: also one that finishes where it is prefilled."""
+        """Return whether placing any prompt may succeed; with `prefill_only`, also one that finishes at its prefill."""
         return has_room(self._current_loads(), prefill_only=prefill_only, alone=self._compares)
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:

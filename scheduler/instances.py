@@ -70,7 +70,7 @@ class Instance:
         suspicion_changed: Callable[[], None],
         role_held: Callable[[RoleHeld], None],
     ) -> None:
-        """Calls `changed` when its load changes, `suspicion_changed` when it is suspected, well again, or lost.
+        """Calls `changed` when its load changes, `suspicion_changed` when it becomes suspect, recovers, or is lost.
 
         `role_held` gets the answer to each SetRole.
         """
@@ -108,7 +108,7 @@ class Instance:
         return self.in_flight.load
 
     def placement_load(self, no_transport_to: Container[int]) -> InstanceLoad:
-        """Return the load for placement: made anew only after a change, as a large cluster has many instances."""
+        """Return the load for placement: computed only after a change, because a large cluster has many instances."""
         load, version = self._placement_load, self.in_flight.version
         if (
             load is None
@@ -153,11 +153,11 @@ class Instance:
 
     @property
     def slowness(self) -> float:
-        """The factor by which starvation slows the instance down, by its own report; 1 and more."""
+        """The factor by which starvation slows the instance down, by its own report; 1 or more."""
         return self._slowness.factor
 
     def starved_s(self) -> float:
-        """Return for how many seconds it was kept from running, by its last message."""
+        """Return for how many seconds its machine did not let it run, according to its last message."""
         return self.load.starved_s
 
     def stepped_within(self, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""What one task waits for: it takes all that has come at once."""
+"""A queue for one task, which takes all waiting items at once."""
 
 import asyncio
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Owner of the items not yet taken. For one reader, and without the limit of asyncio.Queue, which costs more."""
+    """Owner of the items not yet taken. For one reader and without a size limit, so cheaper than asyncio.Queue."""
 
     def __init__(self) -> None:
         self._items: list[T] = []

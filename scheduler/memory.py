@@ -14,7 +14,7 @@ _log = EventLogger("scheduler")
 _POLL_S = 2.0
 _GROWN_BYTES = 32 * 2**20
 _STATM = Path("/proc/self/statm")
-_M_ARENA_MAX = -8  # of malloc.h
+_M_ARENA_MAX = -8  # from malloc.h
 
 
 async def give_back_memory(

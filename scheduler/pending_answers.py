@@ -1,4 +1,4 @@
-"""Pending requests to one instance that are about no prompt, such as measurements of links, and their answers."""
+"""Pending requests to one instance that do not concern a prompt, such as measurements of links, and their answers."""
 
 import asyncio
 from collections.abc import Iterator

@@ -41,7 +41,7 @@ class Plan:
 
 
 def max_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: int) -> int | None:
-    """Return the longest output per sequence after such a prompt, for the largest decode pool of any pair.
+    """Return the longest output per sequence after a prompt of this size, for the largest decode pool of any pair.
 
     None without a pair. At least 1, even if the prompt itself does not fit: `place` refuses that with a message.
     """
@@ -56,7 +56,7 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float 
 
     Prefills on the prefill (or combined) instance with the fewest tokens to compute before the prompt's first token:
     the outstanding ones, minus those of the prompt it has cached. A prompt without a second token finishes there.
-    Others decode where the whole sequence fits, fewest sequences first, where a cached prefix outweighs a few more
+    Others decode where the whole sequence fits, fewest sequences first, but a cached prefix outweighs a few more
     sequences; ties go to the first one in the table. A pair without a common KV transport is never chosen.
     Where outputs are expected, such a hand-off, which takes `hand_off_s` in addition to computing, is compared with
     each of the two instances alone by what they cost (load/path_costs.py).
@@ -115,7 +115,7 @@ def _compare(
 
 
 def _may_serve_alone(load: InstanceLoad, prompt: PromptFacts) -> bool:
-    """Whether an own prefill or decode instance has room for the whole prompt with its outputs now."""
+    """Whether one of our own prefill or decode instances has room for the whole prompt with its outputs now."""
     return (
         load.path == HANDOFF
         and load.role is not Role.COMBINED
@@ -144,7 +144,7 @@ def _next_pair(order: InstanceOrder, prompt: PromptFacts) -> Pair | None:
 def has_room(loads: Sequence[InstanceLoad], *, prefill_only: bool, alone: bool = False) -> bool:
     """Whether some prompt might start now; False if even the smallest would have to wait. True without a pair.
 
-    `prefill_only`: also one that finishes on the instance that computes it; `alone`: any one may do so.
+    `prefill_only`: also a prompt that finishes on the instance that computes it; `alone`: any prompt may do so.
     """
     smallest = PromptFacts(0, _GOES_ON)
     kinds = [dataclasses.replace(smallest, pooled=kind) for kind in {False, prefill_only}]

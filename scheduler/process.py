@@ -38,7 +38,7 @@ def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
 def cluster_of(plan: LaunchPlan, trust: Trust, options: SchedulerOptions) -> Cluster:
     """Return the cluster described by a ranktable; `trust` authenticates its instances and the scheduler.
 
-    Raises ConfigError if its workers of other engines cannot be reached by `options`.
+    Raises ConfigError if its workers of other engines cannot be reached with `options`.
     """
     expected, workers = Entries(plan).expected, WorkerAccess(options)
     workers.check_reach(expected)

@@ -44,7 +44,7 @@ class PromptOwner(Protocol):
 
 
 class PromptOnInstance(AbstractContextManager["PromptOnInstance"]):
-    """One prompt on one instance; `close` is called at the end of the block that it runs.
+    """One prompt on one instance; `close` is called at the end of its `with` block.
 
     `started`: the instance has sent a token. `ended`: it has reported, or implied, that it keeps nothing of the prompt.
     Its steps go to the `owner` directly. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one.

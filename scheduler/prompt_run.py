@@ -107,7 +107,7 @@ class PromptRun:
 
     @property
     def times(self) -> StageTimes:
-        """The known durations; the last report of each counts, but of tokens of the cache that of the first attempt."""
+        """The known durations, by the last report of each; the counts of cached tokens are the first attempt's."""
         return StageTimes(**self._times)
 
     @property

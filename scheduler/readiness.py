@@ -1,6 +1,6 @@
 """Whether the cluster can serve: a path accepts new work, and was used recently.
 
-A suspect instance gets none: a load balancer sends requests elsewhere, while its streams continue.
+A suspect instance gets no new work: a load balancer sends requests elsewhere, while its streams continue.
 A pair too full for a probe counts as used while it progresses: its own long requests block the probe.
 """
 

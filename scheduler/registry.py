@@ -273,7 +273,7 @@ class Registry:
             listener()
 
     def role_changed(self, member: Member) -> None:
-        """Give the member's new work by its new role."""
+        """Give the member new work according to its new role."""
         if member.instance is not None:
             member.instance.role = member.role
         self.kv_pairs.set_role(member.expected.index, member.role)

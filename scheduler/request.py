@@ -16,11 +16,11 @@ from wire.types import Pooling, PromptImage, SamplingParams, StageTimes, TokenLo
 class GenerationRequest:
     """One validated request. `prompts[i]` are token ids; every prompt runs with the same `params`, placed on its own.
 
-    `params.seed` and `params.max_tokens` are set; `seeds`, if given, has one per prompt instead. Timeouts in
-    seconds: to the first token, and without progress. `poolings`, if given, has one per prompt: then nothing is
+    `params.seed` and `params.max_tokens` are set; `seeds`, if given, has one per prompt instead. Timeouts are
+    in seconds: to the first token, and without progress. `poolings`, if given, has one per prompt: then nothing is
     generated, and each prompt is answered by one vector. `cache_salt` limits KV sharing to requests with the same one.
     `traceparent` is the trace that workers of other engines continue, empty without one.
-    `tenant` is whose share of the cluster it uses, the name of an API key or empty; a lower `priority` runs earlier.
+    `tenant` is the name of the API key whose share of the cluster it uses, or empty; a lower `priority` runs earlier.
     `images`, if given, has those of each prompt; `chat` is the only prompt as workers of other engines get it.
     """
 
@@ -56,7 +56,7 @@ class GenerationRequest:
 
 @cheap_dataclass(frozen=True, slots=True)
 class PromptDone:
-    """All sequences of a prompt finished and its hand-off is complete: its stage durations and how it was served.
+    """A prompt whose sequences and hand-off are complete: its stage durations and how it was served.
 
     The fields describe the last of its `tries`: it took `seconds`, and was expected to take `expected_s` (0: unknown).
     """

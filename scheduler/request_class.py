@@ -22,7 +22,7 @@ class RequestClass:
 
 
 UNCLASSED = RequestClass()
-"""Of requests that name no class and whose key has none."""
+"""The class of requests that name none and whose key has none."""
 
 
 @functools.cache

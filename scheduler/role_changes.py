@@ -1,4 +1,4 @@
-"""Change the role of a running instance: where its new work goes. What runs there stays, and nothing is loaded."""
+"""Change the role of a running instance: the kind of new work it gets. What runs there stays, and nothing is loaded."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ async def change_role(registry: Registry, name: str, role: Role) -> tuple[Role, 
 def _member(registry: Registry, name: str) -> Member:
     members = {member.expected.name: member for member in registry.members}
     if name not in members:
-        raise InvalidRequest(f"no instance is called {name}; there are {', '.join(members)}", "instance")
+        raise InvalidRequest(f"no instance is called {name}; the names are {', '.join(members)}", "instance")
     if members[name].expected.is_worker:
         raise InvalidRequest(f"{name} is a worker of another engine, whose role is fixed when it starts", "instance")
     return members[name]

@@ -28,7 +28,7 @@ _log = EventLogger("roles")
 
 _ROUND_S = 1.0
 _WINDOW_S = 15.0
-"""About how long demand is averaged, and within which waiting prompts should be served."""
+"""The time over which demand is averaged, and within which waiting prompts should be served."""
 _NUM_AGREEING = 5
 _REST_S = 20.0
 

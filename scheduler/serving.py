@@ -86,7 +86,7 @@ class Serving:
             for task in done:
                 task.result()
         finally:
-            await self._background.close()  # while there are sessions, so that they end for their own reason
+            await self._background.close()  # while there are sessions, so that responses end for their own reason
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -183,7 +183,7 @@ def open_images(
     options: SchedulerOptions, model: str, vision: VisionCheckpoint | None,
     has_workers: Callable[[], bool] = lambda: False,
 ) -> ImageLoader:  # fmt: skip
-    """Return what loads the images of chats by the options; without `vision` for workers of other engines alone."""
+    """Return the loader of images in chats; without `vision`, it serves only workers of other engines."""
     folder = options.allowed_local_media_path
     sources = ImageSources(
         AddressRules.of(options.allow_private_urls), options.allowed_media_domains,

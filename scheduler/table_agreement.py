@@ -1,6 +1,6 @@
-"""Log which instances use another global table than the scheduler: a warning if it lasts, and when it is resolved.
+"""Log which instances do not use the scheduler's global table: a warning if that lasts, and when it is resolved.
 
-Workers of other engines use none.
+Workers of other engines use no table.
 """
 
 from collections.abc import Sequence

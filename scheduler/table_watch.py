@@ -75,12 +75,12 @@ class TableWatch:
             _log.warning("table_ignored", error=error, version=used.version, digest=used.digest)
 
     def _read(self, path: str) -> GlobalTable:
-        """Read a table, on a thread. Raises RanktableError also for a table of another scheduler."""
+        """Read a table, on a thread. Raises RanktableError, also for a table of another scheduler."""
         table = read_global(path, share_devices=self._plan.share_devices)
         ours, theirs = self._plan.own.server_ip, table.scheduler.server_ip
         if canonical(ours) != canonical(theirs) and not HostComparer().same(ours, theirs):
             raise RanktableError(
-                f"{path}: server_group_list[0].server_list[0].server_ip is {theirs}, and this scheduler is {ours}; "
+                f"{path}: server_group_list[0].server_list[0].server_ip is {theirs}, but this scheduler is {ours}; "
                 "to move the scheduler, stop this one and start the other"
             )
         return table

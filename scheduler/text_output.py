@@ -141,7 +141,7 @@ class TextOutput:
         return not choice.finished
 
     def prompt_ids(self, prompt_index: int, token_ids: tuple[int, ...]) -> None:
-        """Count the prompt, the only one, as the worker that has rendered it does."""
+        """Replace the ids of the only prompt with those that the worker rendered: usage counts them."""
         self._request = dataclasses.replace(self._request, prompts=(token_ids,))
 
     def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:

@@ -103,7 +103,7 @@ class Tokens:
         return holders.expand(ids, is_image, images)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL) -> str:
-        """Return the rendered text of a conversation, for images with placeholders, which typed text has hidden.
+        """Return the rendered text of a conversation: images are placeholders, and typed placeholders are hidden.
 
         Raises InvalidRequest, Overloaded, Unavailable.
         """

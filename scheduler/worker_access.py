@@ -36,9 +36,9 @@ class WorkerAccess:
         self._leaving: Callable[[], Sequence[Member]] = tuple
 
     def follow(self, members: Callable[[], Sequence[Member]], leaving: Callable[[], Sequence[Member]] = tuple) -> None:
-        """Judge each worker that is connected from now on together with the members at that time.
+        """Check each worker that connects from now on against the members at that time.
 
-        The engine ids of `leaving` ones are still theirs.
+        Members that are `leaving` keep their engine ids.
         """
         self._members, self._leaving = members, leaving
 
@@ -81,7 +81,7 @@ class WorkerAccess:
             return None
         return (
             f"{one} is on another host and cannot call back to {self._place[0]}: set --worker-callback HOST:PORT to an "
-            "address of this host that it reaches"
+            "address of this host that it can reach"
         )
 
     async def close(self) -> None:
@@ -120,8 +120,8 @@ def _misses_bootstrap(one: ExpectedInstance, others: Sequence[ExpectedInstance])
             continue
         if not HostComparer().same(url_place(decode.address)[0], "localhost"):
             return (
-                f"{decode}, on another host, cannot find the bootstrap server of {prefill}: give an address of this "
-                "host that it reaches"
+                f"{decode}, on another host, cannot find the bootstrap server of {prefill}: list that worker under an "
+                "address that other hosts can reach"
             )
     return None
 

@@ -20,7 +20,7 @@ def check_answer(
     body: GenerationBody, params: SamplingParams, prompts: Sequence[Sequence[int]], answer: AnswerOptions,
     options: SchedulerOptions, *, num_echoes: int,
 ) -> None:  # fmt: skip
-    """Raise InvalidRequest if `prompts`, each echoed `num_echoes` times, or one prompt's sequences are too much."""
+    """Raise InvalidRequest if `prompts`, each echoed `num_echoes` times, or one prompt's sequences need too much."""
     num_tokens = num_echoes * sum(map(len, prompts))
     if params.prompt_logprobs is not None:
         name = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
@@ -37,7 +37,7 @@ def check_answer(
 def _check(name: str, num_bytes: int, options: SchedulerOptions) -> None:
     if num_bytes > options.max_answer_bytes:
         raise InvalidRequest(
-            f"{name} would need about {num_bytes} bytes, at most {options.max_answer_bytes} are allowed "
+            f"{name} would need about {num_bytes} bytes, but the limit is {options.max_answer_bytes} "
             "(--max-answer-bytes): request fewer tokens, prompts, choices or log probabilities",
             name,
         )

@@ -23,8 +23,8 @@ CHOICE_NULLS = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
 class CompleteChoice:
     """One complete choice; `logprobs` are lists by name in the API's format, None if not requested.
 
-    `calls` have a name, an id and all arguments each. `blocks` is their order with `text` and `reasoning`: a type
-    (text, thinking or tool_use) and the text of each, which is empty for calls.
+    Each of `calls` has a name, an id and all arguments. `blocks` is the order of the calls, `text` and `reasoning`:
+    the type (text, thinking or tool_use) and the text of each, which is empty for calls.
     """
 
     index: int

@@ -28,7 +28,7 @@ class ByteSink(Protocol):
 
 
 class AnswerWriter:
-    """Adds the request id to the response headers, as `id_headers`; records the status and completeness.
+    """Adds the request id to the response headers, under the names `id_headers`; records status and completeness.
 
     A whole answer goes through `send`, a stream through `start`, `write` and `end`. An endpoint's `warning` in `state`
     is sent as the header of that name; what its `load_report` returns, as the header of load_report.py.

@@ -1,4 +1,4 @@
-"""The base of all request bodies: unknown fields are ignored, null is the default, types are strict."""
+"""The base of all request bodies: unknown fields are ignored, null means the default, types are strict."""
 
 import math
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ _MAX_ERRORS = 1000
 
 
 def bounds(name: str) -> Any:
-    """Return the pydantic field of a sampling parameter's bounds."""
+    """Return the pydantic field that enforces a sampling parameter's bounds."""
     client = PARAMETERS[name].client
     minimum, maximum = client.minimum, None if client.maximum == math.inf else client.maximum
     return Field(ge=None if client.above else minimum, gt=minimum if client.above else None, le=maximum)
 
 
 def max_length(name: str) -> Any:
-    """Return the pydantic field of the longest list of a sampling parameter."""
+    """Return the pydantic field that limits the length of a sampling parameter's list."""
     return Field(max_length=int(PARAMETERS[name].client.maximum))
 
 
@@ -45,7 +45,7 @@ class Body(BaseModel):
         except ValidationError as error:
             if (count := error.error_count()) > _MAX_ERRORS:
                 raise InvalidRequest(
-                    f"{count} values of the body are invalid, at most {_MAX_ERRORS} are reported: check the "
+                    f"{count} values of the body are invalid, but at most {_MAX_ERRORS} are reported: check the "
                     "types of its fields"
                 ) from None
             found = error.errors(include_url=False, include_context=False)[:_MAX_SHOWN_ERRORS]

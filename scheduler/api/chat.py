@@ -30,7 +30,7 @@ _ASSISTANT = "assistant"
 
 
 async def create_chat_completion(context: AppContext, request: Request) -> Generation:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     return await prepare_chat(context, await read_body(context, request, ChatBody), request)
 
 
@@ -189,7 +189,7 @@ class ChatShape:
 
 
 def _reasoning_fields(text: str) -> dict[str, Any]:
-    """Return the thinking under vLLM's current name, and under the older one that its and DeepSeek's clients read."""
+    """Return the thinking under vLLM's current name, and under the older one that clients of vLLM and DeepSeek read."""
     return {"reasoning": text, "reasoning_content": text} if text else {}
 
 

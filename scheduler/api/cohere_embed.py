@@ -54,7 +54,7 @@ class CohereEmbedBody(Body):
 
 
 async def create_cohere_embedding(context: AppContext, request: Request) -> PooledResponse:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     body = await read_body(context, request, CohereEmbedBody)
     context.model_named(body.model)
     check_dimensions(context, body.output_dimension, "output_dimension")
@@ -101,14 +101,14 @@ def _prefix(input_type: str | None, context: AppContext) -> str:
 
 
 async def _prompts(context: AppContext, body: CohereEmbedBody, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the ids of each text, cut as requested; NONE refuses what is too long."""
+    """Return the ids of each text, cut as requested; with NONE a text that is too long is refused."""
     tokens, limit = context.tokens, min(body.max_tokens or context.tokens.max_model_len, context.tokens.max_model_len)
     param = "inputs" if body.texts is None else "texts"
     keep, side = None if body.truncate == "NONE" else limit, "left" if body.truncate == "START" else "right"
     found = await encode_inputs(texts, tokens, add_special_tokens=True, keep=keep, side=side, param=param)
     for ids in found:
         if len(ids) > limit:
-            raise PromptTooLong(f"a text has {len(ids)} tokens, max_tokens is {limit}", param)
+            raise PromptTooLong(f"a text has {len(ids)} tokens, but max_tokens is {limit}", param)
     return found
 
 
@@ -125,8 +125,8 @@ async def _embeddings(
             written[kind].append(orjson.Fragment(content))
         if num_bytes > max_bytes:
             raise InvalidRequest(
-                f"{len(vectors)} vectors are more than {max_bytes} bytes (--max-answer-bytes): request fewer at a "
-                "time, fewer types or dimensions",
+                f"{len(vectors)} vectors take more than {max_bytes} bytes (--max-answer-bytes): request fewer at a "
+                "time, or fewer types or dimensions",
                 "texts",
             )
         await asyncio.sleep(0)
@@ -142,10 +142,10 @@ def _written(values: Values, kind: EmbeddingType) -> Sequence[float] | str:
 
 
 def _bits(values: Values, *, signed: bool) -> list[int]:
-    """Pack one bit for each value, 1 if it is not negative, into numbers of eight bits, the first one highest."""
+    """Pack one bit for each value, 1 if it is not negative, into eight-bit numbers, the first value's bit highest."""
     if len(values) % 8:
         raise InvalidRequest(
-            f"binary vectors need a multiple of 8 dimensions, these have {len(values)}", "embedding_types"
+            f"binary vectors need a multiple of 8 dimensions, but these have {len(values)}", "embedding_types"
         )
     numbers = [
         sum((value >= 0) << 7 - place for place, value in enumerate(values[at : at + 8]))

@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def create_completion(context: AppContext, request: Request) -> Generation:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     return await prepare_completion(context, await read_body(context, request, CompletionBody), request)
 
 

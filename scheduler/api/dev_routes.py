@@ -35,7 +35,7 @@ async def server_info(context: AppContext, request: Request) -> Response:
 
 
 async def reset_prefix_cache(context: AppContext, request: Request) -> Response:
-    """Make later requests ignore everything that is cached; running ones go on, so that this always succeeds."""
+    """Make later requests ignore everything that is cached; running ones continue, so this always succeeds."""
     context.salt_of_all.renew()
     return json_response({"success": True})
 

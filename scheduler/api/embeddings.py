@@ -42,7 +42,7 @@ def check_dimensions(context: AppContext, given: int | None, field: str) -> None
 
 
 async def create_embedding(context: AppContext, request: Request) -> PooledResponse:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     return await prepare_embedding(context, await read_body(context, request, EmbeddingBody), request)
 
 

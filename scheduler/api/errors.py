@@ -19,7 +19,7 @@ _SHOWN_PATH = 128  # characters of an unknown path quoted in an error
 
 
 class HttpError(Exception):
-    """An HTTP-level refusal with its own status; `param` names the field, if one is to blame."""
+    """An HTTP-level refusal with its own status; `param` names the invalid field, if there is one."""
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ def _shown_error(error: BaseException, scope: Mapping[str, Any]) -> ShownError:
 
 
 def _param_of(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
-    """Return the invalid field: of an image or a structured output that an instance refused, the body's own."""
+    """Return the invalid field; if an instance refused an image or a structured output, its name in the body."""
     if isinstance(error, UnknownModel):
         return "model"
     named: str | None = getattr(error, "param", None)
@@ -66,7 +66,7 @@ def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
         if error.is_final:
-            headers["x-should-retry"] = "false"  # the official clients' word for it
+            headers["x-should-retry"] = "false"  # the header that the official clients read
     elif appearance(error).http_status == 503:
         headers["retry-after"] = "1"
     return _response(_shown_error(error, scope), headers, scope)

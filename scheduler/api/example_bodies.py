@@ -1,4 +1,4 @@
-"""A body for each route of the API's description, as small as one that is answered can be."""
+"""A small valid body for each route: the examples in the OpenAPI document."""
 
 from typing import Any
 

@@ -24,11 +24,11 @@ _log = EventLogger("api")
 
 
 class Gate:
-    """ASGI wrapper around the app. `routes` maps exact paths to metric labels; other paths are `other`.
+    """ASGI wrapper around the app. `routes` maps exact paths to metric labels; the label of other paths is `other`.
 
-    `formats` has the API of each path, also for unknown paths below it; all others have OpenAI's. Answers of
-    `without_id` have an id only if the client sent one. The key check, the label, the format and the route all use the
-    received path without `root_path`. The scope's `state` gets request_id, the shown_id of the response headers,
+    `formats` has the API of each path, also for unknown paths below it; all other paths have OpenAI's. Answers of
+    `without_id` paths have an id only if the client sent one. The key check, the label, the format and the route all
+    use the received path without `root_path`. The scope's `state` gets request_id, the response headers' shown_id,
     api_format, arrived_s, refusals, ids_in_use, the `answer` to write to, and the key's tenant ("" if no key is
     required). An endpoint that shows the client's own id adds it to `ids_in_use` and stores it as `client_id`.
     """

@@ -37,7 +37,7 @@ class GenerateBody(GenerationBody):
 
 
 async def generate(context: AppContext, request: Request) -> Generation:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     body, tokens = await read_body(context, request, GenerateBody, accepts_form=True), context.tokens
     context.model_named(body.model)
     bounded = body.truncate_prompt_tokens is None

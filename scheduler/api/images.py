@@ -1,4 +1,4 @@
-"""Load the images of a conversation for a route: refused for models without vision, counted until the answer's end."""
+"""Load a conversation's images for a route: a model without vision takes none; bytes count until the answer ends."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ async def load_images(
 ) -> Sequence[Message]:  # fmt: skip
     """Return the conversation with its images loaded; `salt` is the body's cache_salt.
 
-    `counts`: the route needs their number of tokens. Raises InvalidRequest that names the part, Overloaded,
+    `counts`: the route needs the number of their tokens. Raises InvalidRequest that names the part, Overloaded or
     Unavailable.
     """
     path, images = next((image.path for image in images_in(messages)), None), context.images
@@ -33,7 +33,7 @@ async def load_images(
     if images is None or (images.vision is None and not images.has_workers()):
         raise InvalidRequest(f"{path}: an image, but the model {model} takes text only", path)
     if images.vision is None and counts:
-        raise InvalidRequest(f"{path}: how many tokens an image of {model} has is known to its workers only", path)
+        raise InvalidRequest(f"{path}: only the workers of {model} know how many tokens an image has", path)
     state = request.scope["state"]
     held = state.setdefault(HELD, HeldImageBytes(images.budget))
     return await images.load(messages, held, cache_salt_of(context, str(state.get("tenant", "")), salt))
@@ -45,7 +45,7 @@ async def image_prompt(
 ) -> ChatPrompt:  # fmt: skip
     """Return a text's ids with the images of `multi_modal_data` for its placeholders, and place the images.
 
-    Raises as `load_images` does, and InvalidRequest for other data than `image`, or a prompt that is not one text.
+    Raises as `load_images` does, and InvalidRequest for data other than `image`, or a prompt that is not one text.
     """
     urls = data.get("image") if isinstance(data, Mapping) and set(data) == {"image"} else None
     if not isinstance(urls, list) or not urls:
@@ -62,7 +62,7 @@ async def image_prompt(
 
 
 def release_images(scope: Scope) -> None:
-    """Give the image bytes of a request back. Idempotent."""
+    """Release the bytes of a request's images. Idempotent."""
     held: HeldImageBytes | None = scope["state"].pop(HELD, None)
     if held is not None:
         held.release()

@@ -1,4 +1,4 @@
-"""The body of routes that read texts and continue none: `input`, or `messages` in the model's chat template."""
+"""The body of routes that read texts without continuing them: `input`, or `messages` in the model's chat template."""
 
 from scheduler.api.chat import chat_options
 from scheduler.api.conversation import ConversationBody

@@ -24,7 +24,7 @@ _Answer = Callable[[AppContext, Mapping[str, Any], Request], Awaitable[ASGIApp]]
 
 
 async def invoke(context: AppContext, request: Request) -> ASGIApp:
-    """Return the response of the route that the body is for. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response of the route that the body is for. Raises a PdserveError or HttpError for an invalid body."""
     raw = await read_json(request, context.config.options)
     kind = context.tokens.files.kind
     for field, (needs, answer) in {**_BY_FIELD, **_BY_FIELD_OF.get(kind, {})}.items():

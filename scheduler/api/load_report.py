@@ -9,7 +9,7 @@ REQUEST_HEADER, ANSWER_HEADER = b"endpoint-load-metrics-format", b"endpoint-load
 
 
 def report_of(form: str, view: Callable[[], ClusterView]) -> Callable[[], str] | None:
-    """Return what makes the header's value when an answer starts, None for a format that is not served."""
+    """Return the function that formats the header's value when an answer starts, None for an unknown format."""
     if form.upper() == "TEXT":
         return lambda: "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in _metrics(view()).items())
     if form.upper() == "JSON":
@@ -18,7 +18,7 @@ def report_of(form: str, view: Callable[[], ClusterView]) -> Callable[[], str] |
 
 
 def _metrics(view: ClusterView) -> dict[str, float]:
-    """Return vLLM's metrics of these names, of all instances together; prompts also wait in the scheduler."""
+    """Return vLLM's metrics of these names, over all instances; prompts in the scheduler's queue are waiting too."""
     loads = [one.load for one in view.instances if one.load is not None]
     used, blocks = sum(load.blocks_in_use for load in loads), sum(load.blocks_total for load in loads)
     waiting = view.queued_prompts + sum(load.waiting for load in loads)

@@ -60,7 +60,7 @@ def _other_fields(value: Mapping[str, Any]) -> Message:
 
 
 def text_of(content: str | list[dict[str, Any]]) -> str:
-    """Return the text of a content, its parts joined by newlines; images have none."""
+    """Return the text of a message's content, its parts joined by newlines; images have none."""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
 
 
@@ -84,6 +84,6 @@ def _check_part(value: Any, path: str) -> dict[str, Any]:
     if kind == "image_embeds":
         return read_embeds_part(part, path)
     if isinstance(kind, str) and kind != "text":
-        known = "there are text, image_url and image_embeds"
-        raise InvalidRequest(f"{path}: {kind[:40]} parts are not served; {known}", path)
+        known = "the supported ones are text, image_url and image_embeds"
+        raise InvalidRequest(f"{path}: {kind[:40]} parts are not supported; {known}", path)
     raise InvalidRequest(f'{path} must be {{"type": "text", "text": …}}', path)

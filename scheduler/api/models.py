@@ -11,7 +11,7 @@ from scheduler.app_context import AppContext
 
 
 async def list_models(context: AppContext, _: Request) -> Response:
-    """Return a card for each served name; without any, for --model as given."""
+    """Return a card for each served name, or for --model as given if there are none."""
     engine = context.config.engine
     names = engine.served_model_name or (engine.model,)
     data = [_model_card(context, name) for name in names]

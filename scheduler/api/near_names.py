@@ -13,7 +13,7 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def _distance(name: str, other: str) -> int | None:
-    """Return the edits between two names (a prefix counts as one more than allowed), None where they are not near."""
+    """Return the number of edits between two names (for a prefix, one more than allowed), None if they are not near."""
     if abs(len(name) - len(other)) <= MAX_DISTANCE:
         edits = edit_distance(name, other)
         if 0 < edits <= MAX_DISTANCE and 2 * edits <= len(name):

@@ -16,7 +16,7 @@ from scheduler.text_output import TextOutput
 class PieceWriter:
     """Formats pieces; the first is preceded by the response headers and the opening events of all choices.
 
-    The last piece of a choice waits two turns of the event loop, in which the answer usually ends: both are one write.
+    The last piece of a choice waits two turns of the event loop, in which the answer usually ends: one write for both.
     """
 
     def __init__(self, shape: AnswerShape, options: AnswerOptions, output: TextOutput, answer: AnswerWriter) -> None:
@@ -64,7 +64,7 @@ class PieceWriter:
         await self._answer.end(self._take_held() + self._shape.stream_format.frame(body))
 
     async def end(self, usage_chunk: Mapping[str, Any] | None) -> None:
-        """Write the usage chunk, if there is one, and the end mark, and end the answer."""
+        """Write the usage chunk, if there is one, then the end mark, and end the answer."""
         stream_format = self._shape.stream_format
         self._start()
         usage = b"" if usage_chunk is None else stream_format.frame(usage_chunk)

@@ -33,7 +33,7 @@ def pooling_request(
     context: AppContext, request: Request, request_id: str, prompts: Sequence[tuple[int, ...]],
     poolings: Sequence[Pooling], body: PoolingBody,
 ) -> GenerationRequest:  # fmt: skip
-    """Return the request for the pooled `prompts`, one pooling each, in the queue share of the client's key."""
+    """Return the request that pools `prompts`, with one of `poolings` each, in the queue share of the client's key."""
     options, tenant = context.config.options, str(request.scope["state"].get("tenant", ""))
     return GenerationRequest(
         request_id, tuple(prompts), _NOTHING_GENERATED, options.first_token_timeout, options.stall_timeout,
@@ -69,7 +69,7 @@ class PooledResponse:
         run = VectorRun(self.request, observer, at_once=options.max_prompts, started_s=arrived_s)
         try:
             vectors = await run.collect(self.context.dispatcher)
-        except InvalidRequest as error:  # an instance's message crosses the wire, the field's name does not
+        except InvalidRequest as error:  # an instance's message crosses the wire, but the field's name does not
             first = str(error).partition(" ")[0]
             error.param = error.param or (first if first in ("dimensions", "task") else "input")
             raise

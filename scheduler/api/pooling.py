@@ -37,7 +37,7 @@ class ClassifyBody(InputBody):
 
 
 class TaskBody(InputBody, EncodedBody):
-    """The body of /pooling. Without `task` it is embed, or classify if the model classifies."""
+    """The body of /pooling. `task` defaults to embed, or to classify if the model classifies."""
 
     task: Literal["embed", "classify", "token_embed", "token_classify"] | None = None
     dimensions: Dimensions | None = None
@@ -84,7 +84,7 @@ async def create_pooling(context: AppContext, request: Request) -> PooledRespons
 async def _prepare(
     context: AppContext, request: Request, body: InputBody, prefix: str, pooling: Pooling, finish: _Finish
 ) -> PooledResponse:
-    """Tokenise and check a body; `finish` adds the values, of these prompts, to the answer."""
+    """Tokenise and check a body; `finish` adds the values of these prompts to the answer."""
     model, prompts = context.model_named(body.model), await prompts_of(context, body)
     wanted = pooling_request(context, request, new_id(prefix), prompts, (pooling,) * len(prompts), body)
 

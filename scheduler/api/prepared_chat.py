@@ -28,7 +28,7 @@ from wire.errors import InvalidRequest, Unavailable
 class Conversation:
     """A conversation in the form of chat templates, and what its answer may be: calls, or text with a `constraint`.
 
-    `include_reasoning`: the client gets the thinking before it; `separate_reasoning`: not as a part of the text.
+    `include_reasoning`: the client gets the thinking too; `separate_reasoning`: in a field of its own.
     """
 
     messages: Sequence[Mapping[str, Any]]

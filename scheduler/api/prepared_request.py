@@ -56,7 +56,7 @@ class PreparedRequest:
     ) -> Generation:  # fmt: skip
         """Return the response in the format of `shape`; `echo` has the text before each prompt's choices.
 
-        `calls` says how their text becomes tool calls, `reasoning` how it is separated from the thinking.
+        `calls` says how the output becomes tool calls, `reasoning` how the thinking is separated from it.
         """
         options = self.context.config.options
         request = GenerationRequest(
@@ -79,7 +79,7 @@ async def prepare_generation(
 ) -> PreparedRequest:  # fmt: skip
     """Check everything that needs the model, the prompts or the config. Raises InvalidRequest.
 
-    `forced` is the constraint of an answer that must be calls. `chat`: how the prompt of a chat ends.
+    `forced` is the constraint of an answer that must consist of calls. `chat`: how the prompt of a chat ends.
     `images` are those of the only prompt, `worker_chat` is that prompt for workers of other engines.
     """
     room = max(1, context.tokens.max_model_len - (body.max_output or 1))

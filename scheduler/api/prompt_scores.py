@@ -20,7 +20,7 @@ def read_lists(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each position from `start` + 1 to the end of a prompt with `num_tokens` tokens.
 
-    `max_logprobs` is how many a position may have, -1 any number. Raises InvalidRequest.
+    `max_logprobs` is how many a position may have; -1 means any number. Raises InvalidRequest.
     """
     num_rows = max(0, num_tokens - 1 - start)
     if len(given) != num_rows:

@@ -18,7 +18,7 @@ _FORM = "application/x-www-form-urlencoded"
 _MAX_DEPTH = 64
 _LARGE_BYTES = 256 * 2**10  # parsing more would block the event loop
 _MAX_PARTS = 2**18
-_BYTES_A_VALUE = 16  # a body may have --max-body-bytes divided by this: more take seconds to parse
+_BYTES_A_VALUE = 16  # the limit of values is --max-body-bytes divided by this: more take seconds to parse
 _STRIDE = 2**20
 _FEW = 1024
 _NO_INTEGER = 2.0**63  # from here on orjson parses integers as floats
@@ -27,7 +27,8 @@ _NO_INTEGER = 2.0**63  # from here on orjson parses integers as floats
 async def read_json(request: Request, options: SchedulerOptions, *, accepts_form: bool = False) -> dict[str, Any]:
     """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone.
 
-    With `accepts_form`, JSON may be labelled as a form, as by `curl -d`, but not by a page: that sends no preflight.
+    With `accepts_form`, JSON may be labelled as a form, as `curl -d` does, but not by a web page: a form needs no
+    preflight.
     """
     given = header_of(request.scope, b"content-type")
     kind = "application/json" if given is None else given.partition(";")[0].strip().lower()
@@ -47,7 +48,7 @@ async def read_json(request: Request, options: SchedulerOptions, *, accepts_form
 
 
 def _check_parts(content: bytes, max_values: int) -> None:
-    """Refuse a body that takes seconds to parse, in any thread: orjson holds the GIL while it parses."""
+    """Refuse a body that takes seconds to parse. A thread does not help: orjson holds the GIL while it parses."""
     for marks, limit, what in (
         ((b"[", b"{", b":"), _MAX_PARTS, "objects, arrays and members of objects"),
         ((b",",), max_values, "values"),
@@ -73,7 +74,7 @@ def _count(text: bytes, marks: tuple[bytes, ...]) -> int:
 
 
 def _count_one(text: bytes, mark: bytes) -> int:
-    """Return how often a byte occurs: `find` is 20 times as fast as `count` where it is rare, as beside an image."""
+    """Return how often a byte occurs: `find` is 20 times as fast as `count` if the byte is rare, as in images."""
     number, at = 0, text.find(mark)
     while at >= 0 and number < _FEW:
         number, at = number + 1, text.find(mark, at + 1)

@@ -30,8 +30,8 @@ async def chat_start(
 ) -> ChatStart | None:
     """Return the start of a chat's answer: how its prompt ends. None without --reasoning-parser.
 
-    Only what the template adds after the messages counts: a marker in these is text. Where the answer continues the
-    last message, that message's markers count; without one the answer continues content.
+    Only what the template adds after the messages counts: a marker in a message is text. Where the answer continues
+    the last message, that message's markers count; if it has none, the answer continues content.
     """
     name = context.config.options.reasoning_parser
     if name is None:
@@ -53,7 +53,7 @@ def read_thinking(
     context: AppContext, chat: ChatStart | None, prompts: Iterable[Sequence[int]], params: SamplingParams,
     budget: int | None,
 ) -> Thinking | None:  # fmt: skip
-    """Return the rule for the thinking, if it limits the output: by a grammar after it, or a `budget` (-1: none).
+    """Return the rule for the thinking, if a grammar applies after it or a `budget` limits it (-1: no budget).
 
     `chat` is None for prompts that are not chats: their own text shows whether they think. Raises InvalidRequest.
     """
@@ -72,7 +72,7 @@ def read_thinking(
         )
     found = {_thinking(text_format, tokens, chat, prompt, budget, is_bound=is_bound) for prompt in prompts}
     if len(found) > 1:
-        raise InvalidRequest("the prompts end in different states of thinking: send one in each request", "prompt")
+        raise InvalidRequest("the prompts end in different states of thinking: send one per request", "prompt")
     (thinking,) = found
     if thinking is not None:
         _check_end(thinking, params)
@@ -136,7 +136,7 @@ def _ids(markers: Sequence[str], tokens: Tokens) -> list[int]:
 
 
 def _check_end(thinking: Thinking, params: SamplingParams) -> None:
-    """Refuse what would never let the thinking end."""
+    """Refuse parameters that would never let the thinking end."""
     end = thinking.end_token_id
     if params.beam_search is not None:
         raise InvalidRequest(f"{_BUDGET} conflicts with use_beam_search: leave one out", "use_beam_search")

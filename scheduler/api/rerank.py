@@ -1,4 +1,4 @@
-"""POST /rerank, /v1/rerank and /v2/rerank, the API of Jina and Cohere: documents by their score for a query."""
+"""POST /rerank, /v1/rerank and /v2/rerank, the API of Jina and Cohere: documents sorted by their score for a query."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -28,7 +28,7 @@ class RerankBody(PairsBody):
 
 
 async def create_rerank(context: AppContext, request: Request) -> PooledResponse:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     return await prepare_rerank(context, await read_body(context, request, RerankBody), request)
 
 

@@ -25,7 +25,7 @@ _AS_GIVEN = {
     for name, rule in PARAMETERS.items()
     if rule.kind in (int, float, int | None) and name not in _COMPUTED
 }
-"""The defaults of the numbers that are used as the request gives them."""
+"""The defaults of the numeric parameters that are used exactly as given."""
 
 
 async def read_sampling(
@@ -141,7 +141,7 @@ def _repetition_detection(body: GenerationBody) -> RepetitionDetection | None:
 
 
 def _prompt_logprobs(body: GenerationBody, logprobs: int | None, context: AppContext) -> int | None:
-    """Return the number for prompt tokens; an echoed prompt gets at least that of the output."""
+    """Return how many log probabilities a prompt token gets; if echoed, at least as many as an output token."""
     requested = _num_logprobs("prompt_logprobs", body.prompt_logprobs, context)
     echoed = logprobs if body.echoes else None
     return max((requested, echoed), key=lambda count: -1 if count is None else count)

@@ -34,7 +34,7 @@ class ScoreBody(PairsBody):
 
 
 async def create_score(context: AppContext, request: Request) -> PooledResponse:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     return await prepare_score(context, await read_body(context, request, ScoreBody), request)
 
 

@@ -35,7 +35,7 @@ class PairsBody(PoolingBody):
 
 @dataclass(frozen=True, slots=True)
 class TextPairs:
-    """One text against each of `second`, or as many as those; `names` are the fields that they come from."""
+    """One text to compare with each of `second`, or one for each of them; `names` are the fields of both."""
 
     first: tuple[str, ...]
     second: tuple[str, ...]
@@ -65,7 +65,7 @@ async def prepare_scores(
     context: AppContext, request: Request, body: PairsBody, pairs: TextPairs, prefix: str,
     build: Callable[[Scored], dict[str, Any]],
 ) -> PooledResponse:  # fmt: skip
-    """Return the response that `build` makes of the scores, not yet run. Raises InvalidRequest, PromptTooLong."""
+    """Return the response whose body `build` makes from the scores. Raises InvalidRequest, PromptTooLong."""
     model, names = context.model_named(body.model), pairs.names
     first = await _shortened(context, pairs.first, body.max_tokens_per_query, "max_tokens_per_query", names[0])
     second = await _shortened(context, pairs.second, body.max_tokens_per_doc, "max_tokens_per_doc", names[1])

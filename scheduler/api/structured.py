@@ -65,7 +65,7 @@ def _from_format(given: Any) -> Constraint | None:
 
 
 def _json_object(schema: Any) -> StructuredOutput:
-    """Return any JSON object, or the schema that huggingface_hub sends as `value`."""
+    """Return the constraint to any JSON object, or to the schema that huggingface_hub sends as `value`."""
     if schema is None:
         return StructuredOutput("json_object", "")
     return _read_constraint("response_format.value", "json", schema, None, "auto")

@@ -69,7 +69,7 @@ class TokensBody(Body):
 
 
 async def generate_tokens(context: AppContext, request: Request) -> Generation:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     body = await read_body(context, request, TokensBody)
     model = context.model_named(body.model)
     if body.sampling_params.detokenize is False:

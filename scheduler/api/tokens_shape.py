@@ -1,4 +1,4 @@
-"""Answers of /inference/v1/generate: token ids, with `output_mode` text their text too, whole and as chunks."""
+"""Answers of /inference/v1/generate: token ids, and with `output_mode` text their text; whole or in chunks."""
 
 import time
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class TokensShape:
         self, answer_id: str, model: str, formatter: TokenFormatter, options: AnswerOptions, *,
         has_text: bool, has_prompt: bool, scored: Sequence[Sequence[int]] | None,
     ) -> None:  # fmt: skip
-        """`has_prompt`: the answer has the prompt's ids, a stream's first chunk does. `scored`: the given tokens."""
+        """`has_prompt`: the answer, or a stream's first chunk, has the prompt's ids. `scored`: the tokens to score."""
         self._head: dict[str, Any] = {"request_id": answer_id}
         self._mode = {"output_mode": "text" if has_text else "tokens"}
         self._model, self._created = model, int(time.time())
@@ -46,7 +46,7 @@ class TokensShape:
         return event(self._head | {"usage": usage} | prompt_ids | self._mode | {"choices": [self._choice_object(one)]})
 
     def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
-        """Return one entry for each token of `piece`: by id, or as chats have them if the answer has text."""
+        """Return one entry for each token of `piece`: by id, or in the format of chats if the answer has text."""
         if self._options.logprobs is None:
             return None
         scored = scored_output(piece.tokens)
@@ -82,7 +82,7 @@ class TokensShape:
         return choice | {"text": one.text} if self._has_text else choice
 
     def _entries_by_id(self, scored: Sequence[Scored]) -> list[dict[str, Any]]:
-        """Return each token with the likeliest ones, itself first."""
+        """Return for each token its entry with the most likely tokens, the token itself first."""
         found = []
         for (token_id, _), by_id in zip(scored, self._formatter.prompt(scored), strict=True):
             ranked = {

@@ -19,7 +19,7 @@ from wire.structured_output import json_output
 
 
 def tools_of_chat(body: ChatBody, parser: str | None) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Return the tools that the template describes, and which of them the answer calls; auto needs a parser.
+    """Return the tools that the template describes, and which of them the answer may or must call; auto needs a parser.
 
     Tools that are not among the `allowed_tools` are left out. Raises InvalidRequest with the path of the field.
     """
@@ -30,8 +30,8 @@ def tools_of_chat(body: ChatBody, parser: str | None) -> tuple[tuple[Tool, ...],
         field = "function_call" if choice.legacy else "tool_choice"
         raise InvalidRequest(
             f"{field} auto, the default, needs the format in which the model writes calls, and its chat template shows "
-            f"none that is known: name it with --tool-call-parser, use none, or force a call by "
-            f"{'' if choice.legacy else 'required or '}the name of one",
+            f"none that is known: name the format with --tool-call-parser, use none, or force a call by "
+            f"{'' if choice.legacy else 'required or '}a function's name",
             field,
         )
     return tools, choice
@@ -47,7 +47,7 @@ def forced_constraint(choice: ToolChoice) -> Constraint | None:
 def call_options(
     choice: ToolChoice, parser: str | None, request_id: str, prompt: tuple[int, ...]
 ) -> CallOptions | None:  # fmt: skip
-    """Return how the text of an answer becomes content and calls, None if it is content as it is.
+    """Return how the text of an answer becomes content and calls, None if all of it is content.
 
     OpenAI's named calls finish with `stop`.
     """

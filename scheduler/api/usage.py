@@ -12,8 +12,8 @@ from wire.types import STAGES, StageTimes
 def token_usage(output: TextOutput, *, details: bool = False) -> dict[str, Any]:
     """Return OpenAI's token counts; with `details`, known only at the end, how many of the prompt's were cached.
 
-    `created_cache_tokens`, as vLLM calls them, were added to the prefix cache; cached ones that a recomputation or a
-    later try added again do not count.
+    `created_cache_tokens`, vLLM's name, are those added to the prefix cache, without the cached ones that a
+    recomputation or a retry added again.
     """
     num_prompt, num_output = output.num_prompt_tokens, output.num_output_tokens
     cached = sum(done.times.cached_tokens for done in output.served)

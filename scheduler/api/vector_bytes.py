@@ -56,7 +56,7 @@ def _codes(num_exponent: int, num_mantissa: int) -> list[float]:
 
 
 def _nearest(codes: list[float], value: float) -> int:
-    """Return the code of the nearest value; of a larger one the last, as torch does."""
+    """Return the code of the nearest value; beyond the largest it is the last code, as in torch."""
     size, sign = abs(value), 0x80 if math.copysign(1, value) < 0 else 0
     if math.isnan(size):
         return sign | 0x7F

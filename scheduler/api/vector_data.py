@@ -50,7 +50,7 @@ async def encode_answer(
         metadata = orjson.dumps({name: value for name, value in answer.items() if name != "object"} | {"data": items})
         if len(metadata) > _MAX_METADATA_BYTES:
             raise InvalidRequest(
-                f"the metadata of {len(vectors)} vectors are {len(metadata)} bytes, a header has at most "
+                f"the metadata of {len(vectors)} vectors is {len(metadata)} bytes, but a header has at most "
                 f"{_MAX_METADATA_BYTES}: request fewer at a time, or bytes_only",
                 "input",
             )
@@ -104,7 +104,7 @@ def _split(values: Values, count: int) -> list[Values]:
 def _check(num_bytes: int, num_vectors: int, max_bytes: int) -> None:
     if num_bytes > max_bytes:
         raise InvalidRequest(
-            f"{num_vectors} vectors are more than {max_bytes} bytes (--max-answer-bytes): request fewer at a "
+            f"{num_vectors} vectors take more than {max_bytes} bytes (--max-answer-bytes): request fewer at a "
             "time, fewer dimensions or base64",
             "input",
         )

@@ -32,7 +32,7 @@ class Drain:
         self._idle.clear()
 
     def __exit__(self, *_: object) -> None:
-        """Count it no more."""
+        """Stop counting it."""
         self._active -= 1
         if self._active == 0:
             self._idle.set()

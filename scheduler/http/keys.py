@@ -26,7 +26,7 @@ class Keys:
         self, keys: Iterable[str] = (), *, classes: Mapping[str, Sequence[str]] = MappingProxyType({}),
         protect_metrics: bool = False,
     ) -> None:  # fmt: skip
-        """`classes` are those of requests that a key may send, by key, its default first."""
+        """`classes` are the classes of requests that each key may send, the default first."""
         self._tenants = {_digest(key.encode()): _tenant_name(key) for key in keys}
         self._classes = {_tenant_name(key): tuple(names) for key, names in classes.items()}
         self._open_paths = OPEN_PATHS - {"/metrics"} if protect_metrics else OPEN_PATHS
@@ -57,7 +57,7 @@ class Keys:
 def read_keys(options: SchedulerOptions, environ: Mapping[str, str]) -> Keys:
     """Return the keys of --api-key and --api-key-file, else those of the first variable that is set.
 
-    A file and a variable have one key per line, perhaps with the classes of its requests behind it. Raises ConfigError
+    A file and a variable have one key per line, optionally followed by the classes of its requests. Raises ConfigError
     for an invalid line without repeating it.
     """
     keys = list(options.api_key)
@@ -77,7 +77,7 @@ def read_keys(options: SchedulerOptions, environ: Mapping[str, str]) -> Keys:
 def _checked(lines: Sequence[str], where: str, known: Collection[str]) -> dict[str, list[str]]:
     """Return the keys of the lines with the classes that they may use."""
     if len(lines) > MAX_KEYS:
-        raise ConfigError(f"{where}: {len(lines)} keys are more than {MAX_KEYS}")
+        raise ConfigError(f"{where} has {len(lines)} keys, but the limit is {MAX_KEYS}")
     classes = dict[str, list[str]]()
     for line in lines:
         key, _, names = line.partition(" ") if known else (line, "", "")
@@ -87,7 +87,7 @@ def _checked(lines: Sequence[str], where: str, known: Collection[str]) -> dict[s
             )
         classes[key] = [name.strip() for name in names.split(",")] if names else []
         if not set(classes[key]) <= set(known):
-            raise ConfigError(f"{where}: behind a key of {len(key)} characters is a class not in --request-classes")
+            raise ConfigError(f"{where}: a key of {len(key)} characters has a class that is not in --request-classes")
     return classes
 
 

@@ -103,7 +103,7 @@ class HttpProtocol(asyncio.Protocol):
     def _parse_slice(self, data: memoryview) -> None:
         """Parse; refuse a head that is too long, has too many fields or is not HTTP.
 
-        The parser reports no endless field, chunk size or trailer: their bytes are counted here.
+        The parser does not report endless fields, chunk sizes or trailers, so their bytes are counted here.
         """
         was_in_head, self._called_back = self._in_head, False
         try:

@@ -24,7 +24,7 @@ _KEEP_ALIVE_S = 30
 _CLOSE_S = 2
 _READY_POLL_S = 0.05
 _JOIN_S = 5.0
-"""Then a scheduler accepts although it is not ready: if none is, clients need an answer that says why."""
+"""After this a scheduler accepts clients although it is not ready: if none is, clients need an answer that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SharedSocket:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: pdserve's drain first."""
+    """uvicorn without its signal handlers: pdserve's handlers drain first."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -52,7 +52,7 @@ async def serve(
 
     A second signal ends them at once. The socket is closed on return. With `https`, plain HTTP is not served. A client
     that reads nothing for `client_timeout_s` is disconnected. Clients of `shared`, on which other schedulers
-    listen too, are served alike, once this one is ready and until the first signal.
+    also listen, are served too, from the time this one is ready until the first signal.
     """
     tls: dict[str, Any] = {} if https is None else {
         "ssl_keyfile": https.keyfile, "ssl_certfile": https.certfile, "ssl_ca_certs": https.ca_certs,
@@ -84,7 +84,7 @@ async def serve(
 
 
 async def _share(server: uvicorn.Server, shared: SharedSocket, first: asyncio.Event) -> None:
-    """Accept clients of the shared socket from when this scheduler can serve until it drains: others serve them too."""
+    """Accept clients of the shared socket, as other schedulers do, from the time this one can serve until it drains."""
     with shared.socket as bound:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOIN_S):

@@ -24,7 +24,7 @@ class HeaderReader:
         self._child: ChildProcess | None = None
 
     async def read(self, data: bytes) -> ImageHeader:
-        """Return the header. Raises InvalidRequest for a file that is no image, Unavailable if nothing can read it."""
+        """Return the header. Raises InvalidRequest for a file that is not an image, Unavailable if none can be read."""
         async with self._one_at_a_time:
             answer = await self._ask(data) or await self._ask(data)  # the process may have ended for another reason
         if answer is None:

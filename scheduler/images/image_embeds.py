@@ -31,7 +31,7 @@ class SentEmbeds:
             shape = f"shape [{self.tokens.count}, {self.hidden_size}] of {self.dtype}"
             raise InvalidRequest(f"image_embeds.data has {len(values)} bytes, but {shape} has {expected}")
         if not is_finite(values, self.dtype):
-            raise InvalidRequest("image_embeds.data has a value that is NaN or infinite, all must be finite")
+            raise InvalidRequest("image_embeds.data has a value that is NaN or infinite: all must be finite")
 
 
 def read_embeds(given: Any, vision: VisionCheckpoint) -> SentEmbeds:

@@ -36,8 +36,8 @@ class ImageBudget:
         """Count further bytes. Raises Overloaded if there are too many. The caller holds the lock."""
         if self.num_bytes + num_bytes > self._max_bytes:
             raise Overloaded(
-                f"the images of running requests already have {self.num_bytes} bytes, at most {self._max_bytes} are "
-                "allowed (--max-image-bytes)"
+                f"the images of running requests have {self.num_bytes} bytes, but the limit is {self._max_bytes} "
+                "(--max-image-bytes)"
             )
         self.num_bytes += num_bytes
 

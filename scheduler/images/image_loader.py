@@ -49,8 +49,7 @@ class ImageLoader:
         if len(parts) > self.max_images:
             path = parts[self.max_images].path
             raise InvalidRequest(
-                f"{path}: a chat has {len(parts)} images, at most {self.max_images} are allowed "
-                "(--limit-mm-per-prompt)",
+                f"{path}: a chat has {len(parts)} images, but the limit is {self.max_images} (--limit-mm-per-prompt)",
                 path,
             )
         few = asyncio.Semaphore(_AT_ONCE)
@@ -92,7 +91,7 @@ class ImageLoader:
         if not self.takes_embeds:
             raise InvalidRequest("image_embeds parts are off: start the scheduler with --enable-mm-embeds")
         if self.vision is None:
-            raise InvalidRequest("image_embeds are not available over workers of other engines: they unpickle them")
+            raise InvalidRequest("image_embeds are not available over workers of other engines, which unpickle them")
         sent = read_embeds(part.embeds, self.vision)
         data = await self.sources.decode(sent.data, held.take, "image_embeds.data")
         await asyncio.to_thread(sent.check, data)

@@ -67,7 +67,7 @@ def read_embeds_part(part: Message, path: str) -> dict[str, Any]:
     """Convert an `image_embeds` part to a part of our conversations. Raises InvalidRequest."""
     given, uuid = part.get("image_embeds"), _uuid(part, path)
     if given is None and not uuid:
-        raise InvalidRequest(f"{path}.image_embeds must have embeddings, or be null beside a uuid", path)
+        raise InvalidRequest(f"{path}.image_embeds must have embeddings, or be null next to a uuid", path)
     return {"type": "image", "image": ImagePart("", path, uuid, given)}
 
 

@@ -79,12 +79,12 @@ class ImageSources:
 
 
 def decode_base64(text: str) -> bytes:
-    """Return what base64 text, with all its padding, encodes. Raises ValueError."""
+    """Return the bytes that base64 text, with all its padding, encodes. Raises ValueError."""
     if len(text) % 4 == 0 and "-" not in text and "_" not in text:
         try:
             decoded: bytes = _FAST.validate_python(text)
         except ValidationError:
-            pass  # of the same text binascii accepts bits after the last byte, or says what is wrong
+            pass  # binascii accepts bits after the last byte of this text, or reports what is wrong
         else:
             return decoded
     return binascii.a2b_base64(text.encode(), strict_mode=True)
@@ -110,6 +110,6 @@ def _read_file(url: str, folder: Path | None, take: Take) -> bytes:
         raise InvalidRequest("no such file below --allowed-local-media-path")
     with os.fdopen(descriptor, "rb") as file:
         if found.st_size > MAX_IMAGE_BYTES:
-            raise InvalidRequest(f"the file has {found.st_size} bytes, at most {MAX_IMAGE_BYTES} are allowed")
+            raise InvalidRequest(f"the file has {found.st_size} bytes, but the limit is {MAX_IMAGE_BYTES}")
         take(found.st_size)
         return file.read(found.st_size)

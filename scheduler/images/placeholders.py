@@ -1,4 +1,4 @@
-"""Where images stand in a rendered chat: the template's placeholders become image tokens, typed ones stay text."""
+"""Where images stand in a rendered chat: the template's placeholders become image tokens, those of users stay text."""
 
 import json
 import re

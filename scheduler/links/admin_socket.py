@@ -92,7 +92,7 @@ class _AdminServer:
         self._num_clients = 0
 
     def take(self, bound: socket.socket) -> None:
-        """Serve the next client in its own task; disconnect one of another user, or one too many. Raises OSError."""
+        """Serve the next client in its own task; disconnect one of another user or above the limit. Raises OSError."""
         client, _ = bound.accept()
         if self._num_clients >= _MAX_CLIENTS or not is_same_user(client):
             client.close()
@@ -102,7 +102,7 @@ class _AdminServer:
         serving.add_done_callback(lambda _: self._close_unused(client))
 
     def _close_unused(self, client: socket.socket) -> None:
-        """Close a socket that never got a transport because its task was cancelled or failed; others are closed."""
+        """Close a socket whose task ended before it got a transport; a transport closes its own socket."""
         self._num_clients -= 1
         client.close()
 
@@ -212,7 +212,7 @@ async def _read_request(reader: asyncio.StreamReader) -> _Links | _NewRole:
     except TimeoutError:
         raise InvalidRequest(f"no request within {_REQUEST_TIMEOUT_S:g} s") from None
     except ValueError:
-        raise InvalidRequest(f"a line of more than {MAX_LINE_BYTES} bytes") from None
+        raise InvalidRequest(f"the line has more than {MAX_LINE_BYTES} bytes") from None
     try:
         requested = json.loads(line)
     except (ValueError, RecursionError):

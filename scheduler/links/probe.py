@@ -82,7 +82,7 @@ class LinkProbe:
         Raises InvalidRequest for too many bytes and Overloaded while another measurement runs.
         """
         if not 0 <= num_bytes <= MAX_MEASURE_BYTES:
-            raise InvalidRequest(f"a measurement of {num_bytes} bytes, 0 to {MAX_MEASURE_BYTES} are allowed")
+            raise InvalidRequest(f"cannot measure with {num_bytes} bytes: 0 to {MAX_MEASURE_BYTES} are allowed")
         with self._only_measurement():
             for pair in self.pairs():
                 yield pair

@@ -16,8 +16,8 @@ class _Prompt:
     """What one prompt uses of the instance.
 
     `tokens` are to be prefilled; `unseen` are those of them that no snapshot can include yet: unsent, or just sent.
-    `handed_blocks` hold the KV of `handed_sequences` until it is handed off to `receiver`. `booked_blocks` are, of the
-    `whole_blocks` of a reservation, those not shared with running prompts, and `sequences` those in transit.
+    `handed_blocks` hold the KV of `handed_sequences` until it is handed off to `receiver`. `booked_blocks` are those
+    of a reservation's `whole_blocks` that are not shared with running prompts; `sequences` are those in transit.
     """
 
     chain: Chain
@@ -57,7 +57,7 @@ class InFlightLedger:
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens assigned but not prefilled: our count, or the instance's plus what it cannot have counted."""
+        """Prompt tokens assigned but not prefilled: our count, or the instance's plus what that cannot include."""
         return min(self._tokens, self.load.uncomputed_tokens + self._unseen)
 
     @property
@@ -127,7 +127,7 @@ class InFlightLedger:
     def assign_prefill(self, prompt_id: str, num_tokens: int, *, has_images: bool = False) -> None:
         """Count a prompt about to be sent for prefill; a prompt with images counts until it is computed.
 
-        The instance's snapshots include one with images only after these are encoded.
+        The instance's snapshots include a prompt with images only after the images are encoded.
         """
         self.version += 1
         prompt = self._prompts[prompt_id]

@@ -36,9 +36,10 @@ class _BestFirst:
 class InstanceOrder:
     """The `starts` that may prefill a prompt, and the `ends` that may decode it, each best first.
 
-    Starts with the fewest tokens to compute before its first token come first. Of the ends, those with room for the
-    whole prompt come first, among them those with the fewest sequences; a cached prefix outweighs a few sequences. Ties
-    go to the first one in the table. `peers` are how many prefill and decode instances share the links, 1 at least.
+    Starts with the fewest tokens to compute before the prompt's first token come first. Of the ends, those with room
+    for the whole prompt come first, among them those with the fewest sequences; a cached prefix outweighs a few
+    sequences. Ties go to the first one in the table. `peers` are how many prefill and decode instances share the links,
+    1 at least.
     """
 
     def __init__(self, loads: Sequence[InstanceLoad], prompt: PromptFacts) -> None:

@@ -79,4 +79,4 @@ def _of_blocks(load: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     needed = load.blocks_for(prompt.num_tokens) - load.blocks_shared(prompt)
     if needed > load.blocks_free:
         free = max(0, load.blocks_free)
-        yield f"{load.name} has {free} of {load.blocks_total} KV blocks free, {needed} are needed"
+        yield f"{load.name} has {free} of {load.blocks_total} KV blocks free, but {needed} are needed"

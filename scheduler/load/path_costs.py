@@ -1,4 +1,4 @@
-"""What a path costs a prompt and the streams beside it, in seconds, from measured step costs. Pure.
+"""What a path costs a prompt and the other streams, in seconds, from measured step costs. Pure.
 
 first token   the steps for all prompt tokens assigned there, its own last, in chunks that keep the streams' gap limit
 the rest      one step of the decoding instance for each token
@@ -94,13 +94,13 @@ def known_cost(load: InstanceLoad, loads: Sequence[InstanceLoad]) -> StepCost:
 
 
 def _steps_s(load: InstanceLoad, cost: StepCost, num_tokens: int, streams: int) -> float:
-    """Return the seconds of the steps that compute `num_tokens` prompt tokens beside `streams` streams."""
+    """Return the seconds of the steps that compute `num_tokens` prompt tokens while `streams` streams are decoded."""
     num_steps = math.ceil(num_tokens / _chunk_size(load, cost, streams))
     return num_steps * cost.decode_s(streams) + num_tokens * cost.token_s
 
 
 def _chunk_size(load: InstanceLoad, cost: StepCost, streams: int) -> float:
-    """Return the tokens of a chunk beside `streams` streams, as engine/batcher.py limits it."""
+    """Return the tokens of a chunk while `streams` streams are decoded, as engine/batcher.py limits it."""
     largest = float(load.prefill_chunk_size)
     if not streams:
         return largest
@@ -117,5 +117,5 @@ def _delay_of_waiting(load: InstanceLoad, cost: StepCost, prompt: PromptFacts, n
         return 0.0
     without_s = _steps_s(load, cost, num_tokens, load.streams)
     with_s = _steps_s(load, cost, num_tokens, load.streams + prompt.num_sequences)
-    share = min(1.0, num_outputs * cost.decode_s(load.streams + 1) / with_s)  # of that time, while it still decodes
+    share = min(1.0, num_outputs * cost.decode_s(load.streams + 1) / with_s)  # of that time in which it still decodes
     return prompt.num_behind / 2 * share * (with_s - without_s)

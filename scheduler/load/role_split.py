@@ -25,7 +25,7 @@ class Demand:
     outputs: float = 0.0
 
     def moved_to(self, other: "Demand", share: float) -> "Demand":
-        """Return the demand moved by a share of the distance to another one: a running average."""
+        """Return the demand moved towards another one by a share of their distance: a running average."""
         return Demand(
             self.prompts + share * (other.prompts - self.prompts),
             self.prompt_tokens + share * (other.prompt_tokens - self.prompt_tokens),
@@ -49,7 +49,7 @@ def seconds_of_prompt(
 
 
 def better_split(demand: Demand, cost: StepCost, num_prefill: int, num_decode: int, max_num_seqs: int) -> int:
-    """Return how many prefill instances to add now, negative to remove: half the way to the best split, 0 for none."""
+    """Return how many prefill instances to add now, negative to remove: half the way to the best split; 0: none."""
     if not (cost.token_s and cost.base_s and demand.prompts):
         return 0
     num = num_prefill + num_decode

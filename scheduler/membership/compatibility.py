@@ -43,7 +43,7 @@ def check_version(expected: ExpectedInstance, found: InstanceDescription) -> Non
     """Raise Incompatible unless the instance uses our protocol version."""
     if found.protocol_version != PROTOCOL_VERSION:
         raise Incompatible(
-            f"{expected} uses protocol version {found.protocol_version}, the scheduler {PROTOCOL_VERSION}"
+            f"{expected} uses protocol version {found.protocol_version}, but the scheduler uses {PROTOCOL_VERSION}"
         )
 
 

@@ -1,7 +1,7 @@
 """Which prefill and decode instances can hand off prompts: those with a common KV transport.
 
-Known as soon as both have been described, before a prompt is placed on the pair. A pair of workers of another engine
-must also have answered like its decode worker alone (scheduler/workers/proof.py).
+This is known as soon as both have been described, before a prompt is placed on the pair. A pair of workers of another
+engine must also have answered like its decode worker alone (scheduler/workers/proof.py).
 """
 
 from collections.abc import Collection, Mapping
@@ -33,7 +33,7 @@ UNPROVEN = (GapKind.UNPROVEN, GapKind.DISPROVEN)
 class KvGap:
     """A prefill and a decode instance, by table index, that cannot hand off prompts. `why` names both.
 
-    A worker that must not serve alone is both.
+    A worker that must not serve alone is both sender and receiver.
     """
 
     sender: int
@@ -47,7 +47,7 @@ class KvGap:
 
 _NO_GAPS: Mapping[int, KvGap] = {}
 _MAX_FAILURES = 2
-"""Hand-offs of a pair of workers that may fail in a row: one may be the request's own fault."""
+"""How many hand-offs of a pair of workers may fail in a row: one may be the request's own fault."""
 
 
 class KvPairs:

@@ -86,7 +86,7 @@ class Member:
         self._limits = limits
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
-        self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # next short session's; due now
+        self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # after the next short session; due now
         self._refused_s = min(limits.refused_first_s, limits.refused_retry_s)
         self._still = CappedLog(_log)
 
@@ -215,7 +215,7 @@ class Member:
     def _begin_role(self, held: RoleHeld) -> SetRole | None:
         """Adopt the role that an instance has at the start of a session, or return the command that gives it ours.
 
-        Its own counts if it was changed since, or if we never gave it one; a restarted process has the table's.
+        The instance's role counts if it was changed since, or if we never set one; a restarted process has the table's.
         """
         if held.role is self.role or held.epoch > self.role_epoch:
             self._take_role(held)

@@ -49,7 +49,7 @@ class Members:
             self._group = None
 
     def change(self, expected: Sequence[ExpectedInstance]) -> None:
-        """Replace the members by these, in this order; entries of one index are the same."""
+        """Replace the members by these, in this order; entries with the same index are the same member."""
         before = {member.expected.index: member for member in (*self.leaving, *self.current)}
         after = [self._find_unchanged(before.get(entry.index)) or self._add_member(entry) for entry in expected]
         gone = [member for member in self.current if member not in after]

@@ -25,8 +25,8 @@ class ModelFiles:
     `tool_template`, if the model has one of its own, is the chat template of conversations with tools. `call_format` is
     the format of tool calls that the template shows, None if it shows none that is known. `labels` are the classes of
     a model that classifies. `prompts` are what it expects before a text, by the kind of text (sentence-transformers).
-    `vision` says how images stand in its prompts, None for a model that takes text only. Its vectors may be cut to
-    `dimensions`: if that is empty to any number, if it is None not at all.
+    `vision` says how images stand in its prompts, None for a model that takes text only. `dimensions` are the
+    sizes to which its vectors may be cut: empty means any size, None that they may not be cut.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ def read_model_files(
 ) -> ModelFiles:
     """Read the folder; `max_model_len` limits the model's own, `chat_template` (file or text) replaces its own.
 
-    `overrides` are of its config.json. Raises ConfigError naming the file and what is wrong with it.
+    `overrides` replace values of its config.json. Raises ConfigError naming the file and what is wrong with it.
     """
     path = Path(folder)
     if not path.is_dir():

@@ -1,4 +1,4 @@
-"""Defaults of sampling fields: the guide's table, or the model's own generation_config.json."""
+"""Defaults of sampling fields: the deployment guide's table, or the model's own generation_config.json."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _FILE = "generation_config.json"
 
 
 GUIDE_DEFAULTS: Mapping[str, Any] = {name: rule.default for name, rule in PARAMETERS.items() if rule.model_sets}
-"""The guide's table: values of parameters that a request omits. Without max_tokens: each route has its own."""
+"""The guide's table: values of parameters that a request omits. It lacks max_tokens: each route has its own default."""
 _NAMES = {name: name for name in GUIDE_DEFAULTS} | {"max_new_tokens": "max_tokens"}
 """The parameters by their keys in the file."""
 

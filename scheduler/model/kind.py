@@ -1,4 +1,4 @@
-"""The kind of a model's output: text, vectors, scores or classes; derived from config.json, like in the engine."""
+"""The kind of a model's output: text, vectors, scores or classes; derived from config.json, as in the engine."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -40,7 +40,7 @@ def kind_of(config: Mapping[str, Any]) -> ModelKind:
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a classifier's classes, in order; transformers' names, by default of two, if it has none."""
+    """Return the names of a classifier's classes, in order; if it names none, LABEL_0 and so on, as in transformers."""
     named, count = config.get("id2label"), config.get("num_labels")
     if isinstance(named, Mapping):
         return tuple(str(named[key]) for key in sorted(named, key=lambda key: (len(key), key)))

@@ -23,17 +23,17 @@ def with_overrides(config: Mapping[str, Any], text: str | None) -> Mapping[str, 
         given = None
     if not isinstance(given, dict) or set(given) - {_DIMENSIONS, _ANY}:
         raise ConfigError(
-            f"{str(text)[:80]!r} is not a JSON object with {_DIMENSIONS} or {_ANY}: set others in config.json"
+            f"{str(text)[:80]!r} is not a JSON object with {_DIMENSIONS} or {_ANY}: set other values in config.json"
         )
     if _DIMENSIONS in given and not dimensions_of({_DIMENSIONS: given[_DIMENSIONS]}):
-        raise ConfigError(f"{_DIMENSIONS} is {given[_DIMENSIONS]!r:.80}, must be a list of numbers from 1 on")
+        raise ConfigError(f"{_DIMENSIONS} is {given[_DIMENSIONS]!r:.80}, must be a list of numbers of 1 or more")
     if not isinstance(given.get(_ANY, False), bool):
         raise ConfigError(f"{_ANY} is {given[_ANY]!r:.80}, must be true or false")
     return {**config, **given}
 
 
 def dimensions_of(config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return to how many dimensions the model's vectors may be cut: empty for any number, None for no other."""
+    """Return the numbers of dimensions to which the model's vectors may be cut: empty for any, None if not at all."""
     given = config.get(_DIMENSIONS)
     if isinstance(given, list) and given and all(type(one) is int and one > 0 for one in given):
         return tuple(given)

@@ -92,7 +92,7 @@ def check_traces(url: str | None, environ: Mapping[str, str]) -> OtlpEndpoint | 
 
 
 def open_traces(url: str | None, environ: Mapping[str, str], *, model: str) -> Traces | None:
-    """Start exporting to `url`; None without one. Raises ConfigError as `check_traces`."""
+    """Start exporting to `url`; None without one. Raises ConfigError as `check_traces` does."""
     endpoint = check_traces(url, environ)
     if endpoint is None:
         return None

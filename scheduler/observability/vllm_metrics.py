@@ -55,7 +55,7 @@ class VllmCollector:
     ) -> Iterator[Metric]:
         """Yield the waiting prompts: the cluster's are in the scheduler's queue, an instance's wait there.
 
-        All wait for room (`capacity`): one whose KV or images are on their way is not counted, in vLLM as `deferred`.
+        All wait for room (`capacity`). One whose KV or images are on their way, `deferred` in vLLM, is not counted.
         """
         waiting = [(self._labels(CLUSTER), view.queued_prompts)]
         waiting += [(self._labels(engine), load.waiting) for engine, _, load in instances]
@@ -82,7 +82,7 @@ class VllmCollector:
 
 
 def _by_engine(instances: Sequence[InstanceView]) -> list[tuple[str, InstanceView, LoadSnapshot]]:
-    """Return the instances by engine label; the later one of two with one index, as samples must be unique."""
+    """Return the instances by engine label; the later of two with the same index, as samples must be unique."""
     living = {str(one.index): (one, one.load) for one in instances if one.load is not None}
     return [(engine, one, load) for engine, (one, load) in living.items()]
 

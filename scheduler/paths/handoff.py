@@ -108,14 +108,14 @@ class HandoffPath:
             timer.cancel()
 
     def _on_first_token_of_prefill(self) -> None:
-        """P's first tokens are here."""
+        """Record that P's first tokens have arrived."""
         self._prefill.in_flight.prefilled(self._prompt.prompt_id)
         if not self._decode_started:
             failpoint("scheduler.first_token")
             self._prompt.enter(f"handing off from {self._prefill} to {self._decode}")
 
     def _on_first_token_of_decode(self) -> None:
-        """D's first token is here."""
+        """Record that D's first token has arrived."""
         failpoint("scheduler.between")
         self._decode_started = True
         self._decode.in_flight.decoding(self._prompt.prompt_id)

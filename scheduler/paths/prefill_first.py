@@ -20,8 +20,8 @@ from wire.messages import Failed, FetchAndGenerate, HandedOff, PrefillAndHold, P
 class PrefillFirstPath:
     """Executes one plan. Calls `on_output` when the first token has arrived from D; P's own first token is not used.
 
-    Until each sequence has one, whatever happens to P fails the attempt: D may wait for KV that never arrives, or get
-    another prompt's KV from a newer process there. KV that D has not fetched stays on P until its lease ends.
+    Until D has sent a token of each sequence, a failure of P fails the attempt: D may wait for KV that never arrives,
+    or get another prompt's KV from a newer process there. KV that D has not fetched stays on P until its lease ends.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PrefillFirstPath:
                     raise to_error(failure, self._prefill, prompt)
 
     def _on_sent(self, on_prefill: PromptOnInstance, lease_s: float) -> None:
-        """P has computed the prompt while D waited: D has the KV soon, or never."""
+        """Record that P has computed the prompt while D waited: D gets the KV soon, or never."""
         prompt = self._prompt
         self._prefill.in_flight.prefilled(prompt.prompt_id)
         if self._decode_started:
@@ -86,7 +86,7 @@ class PrefillFirstPath:
         self._until_sent.callback(asyncio.get_running_loop().call_later(lease_s, prompt.fail, too_late).cancel)
 
     def _on_first_token(self, on_prefill: PromptOnInstance, found: PrefillHeld | PrefillBegun) -> None:
-        """D's first token is here: it has the KV of that sequence, and P has released it."""
+        """Record D's first token: D has the KV of that sequence, and P has released it."""
         prompt_id = self._prompt.prompt_id
         self._decode_started = True
         self._prefill.in_flight.prefilled(prompt_id)

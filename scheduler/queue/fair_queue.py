@@ -1,4 +1,4 @@
-"""The order of the queue: by priority, within one a fair share per tenant, within a tenant first come, first served.
+"""The order of the queue: by priority; within it, by each tenant's fair share; per tenant, first come, first served.
 
 front  ->  overdue  ->  band of the lowest priority  ->  next band ...
                         line of the tenant served least  ->  next line ...
@@ -65,7 +65,7 @@ class FairQueue(Generic[T]):
         self._by_age[item] = band.add(item, next(self._numbers))
 
     def add_front(self, item: T) -> None:
-        """Queue an item that was granted before ahead of all but earlier such items; it is already paid for."""
+        """Queue an already granted item again, ahead of all but earlier such items; it is already paid for."""
         self._front[item] = None
 
     def remove(self, item: T) -> None:

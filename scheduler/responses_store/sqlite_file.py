@@ -74,7 +74,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> str:
     elif application != _APPLICATION_ID:
         raise ConfigError(f"--responses-store {path} is the database of another program")
     elif version != _VERSION:
-        raise ConfigError(f"--responses-store {path} has format {version}, this pdserve {_VERSION}: use another file")
+        raise ConfigError(
+            f"--responses-store {path} has format {version}, but this pdserve uses {_VERSION}: use another file"
+        )
     (store_id,) = connection.execute("SELECT id FROM store").fetchone()
     connection.execute("COMMIT")
     connection.execute("PRAGMA secure_delete = ON")  # deleted text is overwritten

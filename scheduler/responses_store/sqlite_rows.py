@@ -1,4 +1,4 @@
-"""The rows of stored responses: bounded in number, bytes and age; the oldest go first."""
+"""The rows of stored responses: bounded in number, bytes and age; the oldest are deleted first."""
 
 import json
 import sqlite3

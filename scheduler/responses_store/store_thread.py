@@ -53,7 +53,7 @@ class StoreThread:
         return future
 
     async def close(self, last: Callable[[], None]) -> None:
-        """Run `last` after the waiting calls and end the thread. Raises what it raises, DeadlineExceeded."""
+        """Run `last` after the waiting calls and end the thread. Raises what `last` raises, and DeadlineExceeded."""
         try:
             await self.call(last, always=True)
         finally:

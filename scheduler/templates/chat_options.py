@@ -58,14 +58,16 @@ class ChatSettings:
     def _check_template(self, template: str) -> None:
         if not self.trust_request_template:
             raise InvalidRequest(
-                "chat_template_not_allowed: this server accepts no templates in requests, the default if it has keys; "
+                "chat_template_not_allowed: this server accepts no templates in requests, as is the default with keys; "
                 "--trust-request-chat-template allows them",
                 "chat_template",
             )
         if not template.strip():
             raise InvalidRequest("chat_template is empty: leave it out to use the model's", "chat_template")
         if (num_bytes := len(template.encode(errors="replace"))) > MAX_TEMPLATE_BYTES:
-            raise InvalidRequest(f"chat_template has {num_bytes} bytes: at most {MAX_TEMPLATE_BYTES}", "chat_template")
+            raise InvalidRequest(
+                f"chat_template has {num_bytes} bytes, but the limit is {MAX_TEMPLATE_BYTES}", "chat_template"
+            )
 
 
 def checked_kwargs(text: str) -> str:
@@ -102,4 +104,4 @@ def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
     except orjson.JSONEncodeError as error:
         raise InvalidRequest(f"{name} cannot be written as JSON: {error}", name) from None
     if num_bytes > MAX_KWARGS_BYTES:
-        raise InvalidRequest(f"{name} has {num_bytes} bytes: at most {MAX_KWARGS_BYTES}", name)
+        raise InvalidRequest(f"{name} has {num_bytes} bytes, but the limit is {MAX_KWARGS_BYTES}", name)

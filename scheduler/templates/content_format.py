@@ -27,7 +27,7 @@ def expected_content_format(template: nodes.Template) -> ContentFormat:
 
 
 def _names_of_content(template: nodes.Template) -> frozenset[str]:
-    """Return the variables, namespace fields and macro parameters to which a content is assigned."""
+    """Return the variables, namespace fields and macro parameters to which a message's content is assigned."""
     gifts = [*_assigned_names(template), *_passed_names(template)]
     names: frozenset[str] = frozenset()
     while (more := names | {name for name, value in gifts if _is_content(value, names)}) != names:

@@ -1,7 +1,7 @@
 """The process that renders chat templates, with limits on files, memory and CPU time.
 
 child.py starts it with the CPU seconds per render as argument; frame_kinds.py has the messages on its socket.
-SIGPROF kills it when a render exceeds them: even a single operation on a huge number cannot block it for longer.
+SIGPROF kills it when a render exceeds this time: even one operation on a huge number cannot block it for longer.
 """
 
 import contextlib

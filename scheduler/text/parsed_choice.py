@@ -47,10 +47,10 @@ class ParsedChoice:
         self._min_tokens = options.min_tokens
         self._finder = StopFinder(options.stops, include=options.include_stop)
         self._skipped_finder = StopFinder(options.stops)
-        self._num_calls_before = 0  # the text in which it searches
+        self._num_calls_before = 0  # the number of calls before the text in which `_finder` searches
         self._unsent = echo
         self._tokens: list[TokenOutput] = []
-        self._num_shown = 0  # of these, up to the last content: hiding the thinking leaves them
+        self._num_shown = 0  # tokens up to the last content, which hiding the thinking keeps
         self._has_calls = False
 
     @property
@@ -123,7 +123,7 @@ class ParsedChoice:
         return parsed
 
     def _until_stop(self, parsed: ParsedText, *, searches: bool) -> tuple[str, str | None, int]:
-        """Return the content up to a stop string, the stop string, if there is one, and the number of calls before."""
+        """Return the content up to a stop string, the stop string, if any, and the number of calls before it."""
         content = ""
         for num_calls, text, is_content in parsed.texts:
             if num_calls != self._num_calls_before:

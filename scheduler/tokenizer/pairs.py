@@ -32,7 +32,7 @@ def shortened(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def first_tokens(tokenizer: Tokenizer, text: str, limit: int) -> str:
-    """Return the beginning of `text` that has at most `limit` tokens without special ones."""
+    """Return the beginning of `text` that has at most `limit` tokens, not counting special ones."""
     while text:
         offsets = tokenizer.encode(text, add_special_tokens=False).offsets
         if len(offsets) <= limit:

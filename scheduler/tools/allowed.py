@@ -1,4 +1,4 @@
-"""Read `allowed_tools`, a choice that leaves some of the tools, in the form of its API. Pure."""
+"""Read `allowed_tools`, a choice that allows some of the tools, in the form of its API. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from wire.errors import InvalidRequest
 
 
 def narrowed_chat(tools: Sequence[Tool], choice: Any) -> tuple[tuple[Tool, ...], Any]:
-    """Return the tools that a chat's `tool_choice` leaves, and its mode instead of it; any other choice as it is.
+    """Return the tools that a chat's `tool_choice` allows, and its mode as the choice; any other choice unchanged.
 
     Raises InvalidRequest with the path of the field.
     """
@@ -23,7 +23,7 @@ def narrowed_chat(tools: Sequence[Tool], choice: Any) -> tuple[tuple[Tool, ...],
 
 
 def allowed_names(given: Mapping[str, Any], path: str, form: ToolForm) -> tuple[ChoiceMode, list[tuple[str, str]]]:
-    """Return the mode and, of each allowed tool, the path of its name and the name."""
+    """Return the mode and, for each allowed tool, the path of its name and the name."""
     mode, allowed = given.get("mode"), given.get("tools")
     if mode not in (ChoiceMode.AUTO, ChoiceMode.REQUIRED):
         raise InvalidRequest(f"{path}.mode must be auto or required", f"{path}.mode")

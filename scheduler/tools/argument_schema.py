@@ -94,7 +94,7 @@ def _follow(schema: dict[str, Any], part: Any, path: str, followed: set[int]) ->
         chain[id(part)] = part
         part = schema if reference == "#" else target_of(schema, "", reference)[1]
         if len(chain) == 1 and not isinstance(part, (dict, bool)):
-            raise InvalidRequest(f"{path} is {reference[:100]!r}, and the schema has no schema there", path)
+            raise InvalidRequest(f"{path} is {reference[:100]!r}, which leads to no schema", path)
     followed.update(chain)
 
 

@@ -79,7 +79,7 @@ class CallReader:
         self._pending.clear()
 
     def begin_call(self, name: str, call_id: str | None = None) -> None:
-        """Begin the next call; `call_id` is the model's own id of it."""
+        """Begin the next call; `call_id` is the model's own id for it."""
         self._pending.clear()
         self._has_begun, self._has_arguments = True, False
         self.parsed.begin_call(self.num_calls, name, call_id)

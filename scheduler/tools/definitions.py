@@ -37,7 +37,7 @@ class ToolForm:
         return f"{self.path(at)}.{self.schema}"
 
     def path_of(self, chosen: "Sequence[Tool]", tools: "Sequence[Tool]") -> str:
-        """Return the path of what a choice among `tools` is made of: the schema of the only one, or all of them."""
+        """Return the path of the field that a forced choice comes from: the only tool's schema, or all tools."""
         return self.schema_path(tools.index(chosen[0])) if len(chosen) == 1 else self.field
 
 
@@ -61,7 +61,7 @@ def tools_in(form: ToolForm, given: Any) -> tuple[Tool, ...]:
     if not isinstance(given, list) or not given:
         raise InvalidRequest(f"{field} must be a list of at least one tool, or be left out", field)
     if len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"{field} has {len(given)}; at most {MAX_TOOLS} are allowed", field)
+        raise InvalidRequest(f"{field} has {len(given)} entries; at most {MAX_TOOLS} are allowed", field)
     read = tuple(_tool(one, at, form) for at, one in enumerate(given))
     _check_names(form, [tool["function"]["name"] for tool in read])
     return read

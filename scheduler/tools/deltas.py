@@ -20,7 +20,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class ParsedText:
-    """New text of calls, and in `texts` the text outside of them: (number of calls before it, text, is it content).
+    """New text of calls, and in `texts` the text outside of them: (calls before it, text, whether it is content).
 
     The client does not get other text between and after calls.
     """

@@ -1,4 +1,4 @@
-"""Calls forced by a grammar: the JSON schema of an answer that only calls, and the parsers of such answers. Pure.
+"""Calls forced by a grammar: the JSON schema of an answer that has only calls, and the parsers of such answers. Pure.
 
 required  [{"name": "weather", "parameters": {"city": "Paris"}}, …]      one or more calls
 named     {"city": "Paris"}                                              the arguments of one call

@@ -15,7 +15,7 @@ TOOL_ROLES = ("tool", "function")
 
 
 def read_calls(message: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
-    """Return an assistant's calls, with arguments as objects; `function_call`, the legacy form, is a call without id.
+    """Return the assistant's calls, with arguments as objects; `function_call`, the legacy form, is one without an id.
 
     As in vLLM, arguments that are not a JSON object become {}, and so do those nested too deep: they were written by a
     model, and refusing them would end the conversation. Raises InvalidRequest with the path of a field.
@@ -32,7 +32,7 @@ def read_calls(message: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
 
 
 def check_results(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidRequest for a result that follows no assistant's call, or names another one."""
+    """Raise InvalidRequest for a result that follows no call of the assistant, or whose id no call before it has."""
     calls: list[Mapping[str, Any]] = []
     for at, message in enumerate(messages):
         if message["role"] != "tool":

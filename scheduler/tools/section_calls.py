@@ -1,4 +1,4 @@
-"""Calls in a section between two markers: each call, a head with its name and a JSON object, has its own two. Pure."""
+"""Calls in a section between markers; each call, a head with its name and a JSON object, has its own markers. Pure."""
 
 import re
 

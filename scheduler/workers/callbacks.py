@@ -23,7 +23,7 @@ _capped = CappedLog(EventLogger("workers"))
 _MAX_BYTES = 16 * 2**20
 _READ_S = 5.0
 _FOREIGN_PEER = "it does not come from the worker that got the request"
-_FOREIGN_HOST = "it requests the KV for another host than that of its URL"
+_FOREIGN_HOST = "the KV is requested for a host other than the one in the worker's URL"
 
 
 class Callback:
@@ -61,7 +61,7 @@ class Callback:
         host = str(found.get("remote_host"))[:80]
         if canonical(host) not in self.hosts:
             _capped.warning("callback_refused", _FOREIGN_HOST, remote_host=host, reason=_FOREIGN_HOST)
-            raise HandoffFailed(f"{_FOREIGN_HOST}: set VLLM_HOST_IP there")
+            raise HandoffFailed(f"{_FOREIGN_HOST}: set VLLM_HOST_IP on that worker")
         return found
 
 

@@ -1,8 +1,8 @@
 """Which prefill worker has which engine id: decode workers find KV by the id alone (NixlBaseConnectorWorker).
 
-With one id on two workers a decode worker reads the memory of the first one that it has met, until that fails: then it
-may meet the other. A worker that is no longer listed is never met again: another one may have its id, and is refused by
-the proof of its pair while decode still reads the memory of the first.
+If two workers have the same id, a decode worker reads the memory of the one that it contacted first, until that fails;
+then it may contact the other. It never contacts a worker that is no longer listed, so another worker may have that id,
+and the proof of its pair refuses it while decode still reads the memory of the first.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _MOST = 10_000
 class EngineIds:
     """Owner of the latest ids of the prefill workers, and of the worker that had each id first.
 
-    One that is lost keeps its id, as it may return.
+    A worker that is lost keeps its id, as it may return.
     """
 
     def __init__(self, is_listed: Callable[[str], bool] = lambda _: True) -> None:

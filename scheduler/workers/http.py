@@ -57,7 +57,7 @@ class WorkerHttp:
             raise DeadlineExceeded(f"{self.url}{path} did not answer within {timeout_s:g} s") from None
 
     async def get_json(self, path: str, timeout_s: float) -> dict[str, Any]:
-        """Return the JSON object of a GET. Raises a PdserveError: Incompatible if the answer is no JSON object."""
+        """Return the JSON object of a GET. Raises a PdserveError: Incompatible if the answer is not a JSON object."""
         return self._object(path, await self.get(path, timeout_s))
 
     async def post_json(self, path: str, body: Body, headers: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The two requests of a hand-off between workers, and the data that one needs of the other: opaque here. Pure."""
+"""The two requests of a hand-off between workers, and the data that one needs from the other, opaque here. Pure."""
 
 import os
 import secrets

@@ -77,8 +77,8 @@ class Leg(AbstractContextManager["Leg"]):
 
     def _late(self) -> PdserveError:
         if self.has_images:
-            return HandoffFailed("the KV that it should have read was held no longer: the images took too long")
-        return NoCapacity("it began no answer while the KV that it should have read was held")
+            return HandoffFailed("the KV that it should have read was no longer held: the images took too long")
+        return NoCapacity("it did not begin to answer while the KV that it should have read was held")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop watching. Raises the reason if the request was ended, unless its task was also cancelled."""
@@ -103,7 +103,7 @@ class Progress:
     def leg(
         self, num_tokens: int, *, receives: bool = False, has_images: bool = False, until: float | None = None
     ) -> Leg:
-        """Return one request to watch. Raises why it was ended: silence, or KV held no longer."""
+        """Return one request to watch. Raises the reason why it was ended: silence, or KV no longer held."""
         return Leg(
             self._legs, self._rates, self._clock, num_tokens, receives=receives, has_images=has_images, until=until
         )

@@ -68,14 +68,14 @@ def proof_request(prompt: tuple[int, ...], timeout_s: float) -> GenerationReques
 def difference(alone: Sequence[TokenOutput], through: Sequence[TokenOutput], by: str = "alone") -> str | None:
     """Return how two answers differ by more than rounding; None if they do not. `by` describes the first one."""
     if len(alone) != len(through):
-        return f"{len(through)} tokens, and {len(alone)} {by}"
+        return f"{len(through)} tokens, but {len(alone)} {by}"
     for one, other in zip(alone, through, strict=True):
         if one.logprobs is None or other.logprobs is None:
             return f"token {one.index} has no log probabilities"
         gap = largest_gap(_position(one, one.logprobs), _position(other, other.logprobs))
         if gap > MAX_GAP:
             shown = f"log probabilities {gap:.3g} apart (limit {MAX_GAP:g})" if gap < math.inf else "no common token"
-            return f"token {one.index} is {other.token_id}, and {one.token_id} {by}: {shown}"
+            return f"token {one.index} is {other.token_id}, but {one.token_id} {by}: {shown}"
         if one.token_id != other.token_id:  # both are about equally likely: what follows cannot be compared
             return None
     return None

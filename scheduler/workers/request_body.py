@@ -29,7 +29,7 @@ def check_prompt(prompt: PromptState) -> None:
         raise InvalidRequest("vectors and scores are not available over workers of other engines")
     if prompt.images and prompt.chat is None:
         raise InvalidRequest(
-            "image_embeds, and images beside a text prompt, are not available over workers of other engines: they "
+            "image_embeds, and images with a text prompt, are not available over workers of other engines: they "
             "take images in chats, and embeddings only if pickled",
             "messages",
         )
@@ -99,8 +99,8 @@ def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_pa
 def continued_ids(prompt: PromptState, sequence: int) -> tuple[int, ...]:
     """Return the prompt's ids, with the output so far where continuing it gives the same as one uninterrupted run.
 
-    That holds where each token depends on the tokens before it alone: greedy, without penalties, grammar, budget of
-    thinking or repetition detection, which count outputs and prompt differently. Elsewhere, and where ids cannot follow
+    That holds where each token depends on the tokens before it alone: greedy, without penalties, grammar, thinking
+    budget or repetition detection, which count outputs and prompt differently. Elsewhere, and where ids cannot follow
     a conversation, the sequence is generated again from its start.
     """
     output = prompt.outputs[sequence] if prompt.outputs else ()

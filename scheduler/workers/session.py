@@ -73,7 +73,7 @@ _POLL_S = 1.0
 _POLL_TIMEOUT_S = 60.0
 """A poll that takes longer ends the session; the silence before it is judged by scheduler/instances.py."""
 _LOOK_S = 1.0
-"""How long a prompt whose connection broke waits for the check whether its worker is gone."""
+"""How long a prompt whose connection broke waits to learn whether its worker is gone."""
 
 
 class WorkerSession:

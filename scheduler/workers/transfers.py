@@ -41,7 +41,7 @@ class HeldKv:
     """Prefill holds the KV until decode has read it. Implements Transfer."""
 
     async def prepare(self) -> None:
-        """Nothing is needed."""
+        """Do nothing: the answer has all that decode needs."""
 
     def prefill_leg(self, request_id: str) -> dict[str, Any]:
         """Request a reference."""
@@ -82,7 +82,7 @@ class PushedKv:
             raise HandoffFailed("its connector is not NixlPushConnector: use --connector nixl")
         self._engine = self._engine or found
         if found["remote_engine_id"] != self._engine["remote_engine_id"]:
-            raise HandoffFailed("its engine is another than the one that was sent to decode workers")
+            raise HandoffFailed("its engine is not the one that was sent to decode workers")
         return found
 
 

@@ -266,7 +266,7 @@ def test_an_impossible_request_is_one_line(
             "",
             "prefill-0 as decode would leave no path: the living ones are prefill-0 (pref",
         ),
-        (["decode-7", "decode"], 2, "", "no instance is called decode-7; there are prefill-0, decode-0, decode-1"),
+        (["decode-7", "decode"], 2, "", "no instance is called decode-7; the names are prefill-0, decode-0, decode-1"),
         (["decode-1", "both"], 2, "", "choose from"),
         (["decode-1"], 2, "", "required: ROLE"),
         (["decode-1", "decode", "--url", "http://127.0.0.1:1"], 1, "", "no scheduler on this host serves"),

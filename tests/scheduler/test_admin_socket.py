@@ -101,9 +101,9 @@ async def test_zero_bytes_only_look() -> None:
         (b'{"ask": "role", "instance": "decode-0"}\n', "the requests are"),
         (b'{"ask": "role", "instance": "decode-0", "role": ["prefill"]}\n', "ROLE being prefill, decode, combined"),
         (b'{"ask": "role", "instance": "decode-0", "role": "combined", "epoch": 1}\n', "the requests are"),
-        (b'{"ask": "role", "instance": "decode-9", "role": "combined"}\n', "no instance is called decode-9; there are"),
-        (b'{"ask": "links", "num_bytes": -1}\n', f"-1 bytes, 0 to {MAX_MEASURE_BYTES} are allowed"),
-        (b'{"ask": "links", "num_bytes": 268435457}\n', f"268435457 bytes, 0 to {MAX_MEASURE_BYTES} are allowed"),
+        (b'{"ask": "role", "instance": "decode-9", "role": "combined"}\n', "no instance is called decode-9; the"),
+        (b'{"ask": "links", "num_bytes": -1}\n', f"-1 bytes: 0 to {MAX_MEASURE_BYTES} are allowed"),
+        (b'{"ask": "links", "num_bytes": 268435457}\n', f"268435457 bytes: 0 to {MAX_MEASURE_BYTES} are allowed"),
     ],
 )
 async def test_anything_else_is_refused_with_a_reason_and_measures_nothing(data: bytes, words: str) -> None:

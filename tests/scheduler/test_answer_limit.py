@@ -74,7 +74,7 @@ async def test_an_answer_known_to_be_too_long_is_refused_first(serve: Any, field
         refused = await post(served, "/v1/completions", **fields)
 
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
-        assert "at most 65536 are allowed (--max-answer-bytes)" in refused.json()["error"]["message"]
+        assert "but the limit is 65536 (--max-answer-bytes)" in refused.json()["error"]["message"]
         assert served.dispatcher.requests == []
 
 
@@ -101,7 +101,7 @@ async def test_vectors_are_bounded_too(serve: Any) -> None:
 
         assert few.status_code == 200, few.text
         assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
-        assert "20 vectors are more than 600 bytes (--max-answer-bytes)" in many.json()["error"]["message"]
+        assert "20 vectors take more than 600 bytes (--max-answer-bytes)" in many.json()["error"]["message"]
 
 
 def test_the_default_is_64_mib() -> None:

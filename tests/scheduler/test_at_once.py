@@ -281,7 +281,7 @@ def test_push_passes_on_what_an_earlier_answer_said() -> None:
     assert found["any"] == 5
     assert transfer.early_reference("b") == found | {"remote_request_id": "b"}
     changed = _ANSWER["kv_transfer_params"] | {"remote_engine_id": "other"}
-    with pytest.raises(HandoffFailed, match="its engine is another than the one that was sent to decode workers"):
+    with pytest.raises(HandoffFailed, match="its engine is not the one that was sent to decode workers"):
         transfer.reference("b", {"kv_transfer_params": changed})
 
 

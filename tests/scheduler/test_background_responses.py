@@ -122,7 +122,7 @@ async def test_a_deleted_background_response_is_cancelled(serve: Any, tmp_path: 
     ("stores", "fields", "text"),
     [
         (True, {"store": False}, "background can only be used when `store` is true"),
-        (False, {}, r"when `store` is true: this server stores none \(--responses-store\)"),
+        (False, {}, r"when `store` is true: this server stores no responses \(--responses-store\)"),
     ],
 )
 async def test_background_needs_a_stored_response(

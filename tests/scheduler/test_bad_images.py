@@ -108,7 +108,7 @@ BAD_PARTS: list[tuple[Any, str]] = [
     ({"type": "image_url", "image_url": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored: send its URL"),
     ({"type": "image_url", "image_url": None, "uuid": 3}, "uuid must be a text of at most 256 characters"),
     ({"type": "image_url", "image_url": None, "uuid": "x" * 257}, "uuid must be a text of at most 256 characters"),
-    ({"type": "image_embeds"}, "image_embeds must have embeddings, or be null beside a uuid"),
+    ({"type": "image_embeds"}, "image_embeds must have embeddings, or be null next to a uuid"),
     ({"type": "image_embeds", "image_embeds": "AAAA"}, "image_embeds is a string, such as a pickled tensor; nothing"),
     ({"type": "image_embeds", "image_embeds": [[0.5]]}, 'image_embeds must be {"data": base64'),
     ({"type": "image_embeds", "image_embeds": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored"),
@@ -133,7 +133,7 @@ BAD_PARTS: list[tuple[Any, str]] = [
     (embeds_part(grid=[1, 2, 2]), "image_embeds.grid is [1, 2, 2], but positions of llava have no grid"),
     (embeds_part(bytes(124) + struct.pack("<f", math.nan)), "a value that is NaN or infinite"),
     (embeds_part(struct.pack("<f", -math.inf) + bytes(124)), "a value that is NaN or infinite"),
-    ({"type": "video_url", "video_url": {"url": "http://x"}}, "video_url parts are not served"),
+    ({"type": "video_url", "video_url": {"url": "http://x"}}, "video_url parts are not supported"),
 ]
 
 
@@ -250,7 +250,7 @@ async def test_too_many_images_are_400_with_the_limit(serve: Any, folder: Path) 
         for third in (GOOD, embeds_part()):
             reported = await refusal(served, GOOD, GOOD, third, path="messages.0.content.3")
 
-            assert "a chat has 3 images, at most 2 are allowed (--limit-mm-per-prompt)" in reported
+            assert "a chat has 3 images, but the limit is 2 (--limit-mm-per-prompt)" in reported
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ async def test_a_bad_field_is_400_that_names_it_on_both_surfaces(serve: Any, fie
         (
             "/v1/completions",
             {"logit_bias": {str(i): "a" for i in range(2000)}},
-            "2000 values of the body are invalid, at most 1000 are reported: check the types of its fields",
+            "2000 values of the body are invalid, but at most 1000 are reported: check the types of its fields",
         ),
     ],
     ids=["ids", "choices", "documents", "tokens", "bias"],

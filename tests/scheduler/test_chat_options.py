@@ -33,7 +33,7 @@ def test_a_requests_template_is_used_unless_forbidden() -> None:
     [
         ("", "empty"),
         (" \n", "empty"),
-        ("é" * (MAX_TEMPLATE_BYTES // 2) + "a", f"{MAX_TEMPLATE_BYTES + 1} bytes: at most"),
+        ("é" * (MAX_TEMPLATE_BYTES // 2) + "a", f"{MAX_TEMPLATE_BYTES + 1} bytes, but the limit is"),
     ],
     ids=["nothing", "blank", "long"],
 )
@@ -66,7 +66,7 @@ def test_kwargs_are_bounded_in_bytes() -> None:
     room = MAX_KWARGS_BYTES - len('{"a":""}')
     ChatSettings().check(ChatOptions(template_kwargs={"a": "x" * room}))
 
-    with pytest.raises(InvalidRequest, match=f"{MAX_KWARGS_BYTES + 1} bytes: at most {MAX_KWARGS_BYTES}"):
+    with pytest.raises(InvalidRequest, match=f"{MAX_KWARGS_BYTES + 1} bytes, but the limit is {MAX_KWARGS_BYTES}"):
         ChatSettings().check(ChatOptions(template_kwargs={"a": "x" * (room + 1)}))
     with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
         ChatSettings().check(ChatOptions(template_kwargs={"a": "\ud800"}))

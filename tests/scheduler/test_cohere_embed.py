@@ -105,10 +105,10 @@ async def test_an_input_type_selects_the_models_prefix(serve: Any, make_model: A
         (
             {"texts": ["a"], "embedding_types": ["binary"]},
             "embedding_types",
-            "multiple of 8 dimensions, these have 2",
+            "multiple of 8 dimensions, but these have 2",
         ),
         ({"texts": ["a " * 600], "truncate": "NONE"}, "texts", "maximum context length is 512 tokens"),
-        ({"texts": ["hello good"], "truncate": "NONE", "max_tokens": 1}, "texts", "tokens, max_tokens is 1"),
+        ({"texts": ["hello good"], "truncate": "NONE", "max_tokens": 1}, "texts", "tokens, but max_tokens is 1"),
         ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate", "'NONE', 'START' or 'END'"),
         ({"texts": ["a"], "output_dimension": 0}, "output_dimension", "greater than or equal to 1"),
     ],

@@ -81,7 +81,7 @@ async def test_a_leg_that_fails_is_done_again(leg: Any, point: Point, action: Ac
     ("decode", "why"),
     [
         ({"connector": "none"}, "it generated before it had requested the KV: does it run MooncakeLayerwiseConnector"),
-        ({"side_channel_host": "10.9.9.9"}, "it requests the KV for another host than that of its URL"),
+        ({"side_channel_host": "10.9.9.9"}, "the KV is requested for a host other than the one in the worker's URL"),
         ({"fake": dataclasses.replace(SETTINGS.fake, salt=1)}, "have not answered like decode-0 alone: token 0 is"),
     ],
 )

@@ -238,7 +238,7 @@ async def test_bytes_are_given_back_when_answers_end(serve: Any, folder: Path) -
             )
 
             assert refused.status_code == 429
-            assert f"at most {len(PNG) + 10} are allowed (--max-image-bytes)" in refused.json()["error"]["message"]
+            assert f"but the limit is {len(PNG) + 10} (--max-image-bytes)" in refused.json()["error"]["message"]
         assert served.context.images.budget.num_bytes == 0
 
 
@@ -255,5 +255,5 @@ async def test_running_requests_share_one_limit_of_bytes(serve: Any, folder: Pat
         await asyncio.wait({running}, timeout=10)
 
         assert refused.status_code == 429
-        assert "the images of running requests already have" in refused.json()["error"]["message"]
+        assert "the images of running requests have" in refused.json()["error"]["message"]
         await sent(served, "/v1/chat/completions", body)

@@ -264,8 +264,8 @@ async def test_a_request_has_a_class_that_its_key_may_use(
 @pytest.mark.parametrize(
     ("lines", "classes", "message"),
     [
-        ("key other", ("batch:gap=1",), "behind a key of 3 characters is a class not in --request-classes"),
-        ("key batch,", ("batch:gap=1",), "behind a key of 3 characters is a class not in --request-classes"),
+        ("key other", ("batch:gap=1",), "a key of 3 characters has a class that is not in --request-classes"),
+        ("key batch,", ("batch:gap=1",), "a key of 3 characters has a class that is not in --request-classes"),
         ("key batch", (), "a key of 9 characters is invalid"),
         ("key", ("batch",), "'batch' is not NAME with ttft or gap"),
         ("key", ("batch:gap=1:gap=2",), "is not NAME with ttft or gap"),

@@ -174,7 +174,7 @@ async def test_measurements_run_one_at_a_time_and_have_a_size_limit() -> None:
 
         assert len(await measured(probe)) == 1
         for num_bytes in (-1, 256 * MIB + 1):
-            with pytest.raises(InvalidRequest, match=f"a measurement of {num_bytes} bytes, 0 to {256 * MIB}"):
+            with pytest.raises(InvalidRequest, match=f"cannot measure with {num_bytes} bytes: 0 to {256 * MIB} are"):
                 await anext(probe.measure(num_bytes))
 
 

@@ -371,8 +371,8 @@ def test_a_link_holds_at_most_its_share_of_the_receivers_sequences() -> None:
     ("loads", "words"),
     [
         ([prefill(0, outstanding_tokens=900), decode(1)], "prefill-0 has 900 prompt tokens to compute (limit 512"),
-        ([prefill(0, blocks_free=3), decode(1)], "prefill-0 has 3 of 100 KV blocks free, 7 are needed"),
-        ([prefill(0), decode(1, blocks_free=-1)], "decode-1 has 0 of 100 KV blocks free, 7 are needed"),
+        ([prefill(0, blocks_free=3), decode(1)], "prefill-0 has 3 of 100 KV blocks free, but 7 are needed"),
+        ([prefill(0), decode(1, blocks_free=-1)], "decode-1 has 0 of 100 KV blocks free, but 7 are needed"),
         ([prefill(0), decode(1, sequences=8)], "decode-1 has 8 sequences and 1 would be added (limit 8)"),
         ([prefill(0), decode(1, waiting=2)], "decode-1 has 2 prompts waiting for KV blocks"),
         (

@@ -44,7 +44,7 @@ async def refusal(cluster: FakeCluster) -> str:
         ({"endpoints": (KvEndpoint("tcp", "10.0.0.1:1", "", 2),)}, "decode-1 .* listens for KV on ranks 2: .*from 0"),
         (
             {"protocol_version": 9},
-            f"decode-0 .* uses protocol version 9, the scheduler {PROTOCOL_VERSION}",
+            f"decode-0 .* uses protocol version 9, but the scheduler uses {PROTOCOL_VERSION}",
         ),
         ({"table_digest": "0ther"}, "decode-0 .*another global table: digest 0ther there, 7ab1e"),
     ],

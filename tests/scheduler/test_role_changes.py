@@ -73,7 +73,7 @@ async def test_two_instances_exchange_their_roles_by_way_of_combined() -> None:
         ("PPD", "decode-0", Role.PREFILL, InvalidRequest, "would leave no path"),
         ("PD", "prefill-0", Role.DECODE, InvalidRequest, "would leave no path"),
         ("C", "combined-0", Role.PREFILL, InvalidRequest, "would leave no path"),
-        ("PD", "decode-7", Role.PREFILL, InvalidRequest, "no instance is called decode-7; there are prefill-0, dec"),
+        ("PD", "decode-7", Role.PREFILL, InvalidRequest, "no instance is called decode-7; the names are prefill-0"),
     ],
 )
 @virtual

@@ -193,7 +193,7 @@ def _torn(path: Path) -> None:
         (lambda path: path.write_bytes(b"not a database" * 100), "is damaged, or not a store of responses"),
         (_torn, "is damaged, or not a store of responses"),
         (_other_program, "is the database of another program"),
-        (_newer, "has format 2, this pdserve 1"),
+        (_newer, "has format 2, but this pdserve uses 1"),
     ],
 )
 def test_a_file_that_is_no_store_is_refused_and_kept(

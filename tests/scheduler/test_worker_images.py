@@ -343,14 +343,14 @@ REFUSED: dict[str, tuple[bool, str, dict[str, Any], str, str]] = {
     ),
     "no image": (True, CHAT, {"messages": chat(image_part(data_url(b"text")))}, "PNG", "messages.0.content.0"),
     "too many": (True, CHAT, {"messages": chat(*[image_part(data_url())] * 3)}, "at most 2", "messages.0.content.2"),
-    "embeddings": (True, CHAT, EMBEDS, "image_embeds, and images beside a text", "messages"),
-    "embeddings of an unknown family": (False, CHAT, EMBEDS, "they unpickle them", "messages.0.content.1"),
-    "beside a text prompt": (True, "/v1/completions", BESIDE_TEXT, "images beside a text prompt, are not", "messages"),
+    "embeddings": (True, CHAT, EMBEDS, "image_embeds, and images with a text", "messages"),
+    "embeddings of an unknown family": (False, CHAT, EMBEDS, "which unpickle them", "messages.0.content.1"),
+    "beside a text prompt": (True, "/v1/completions", BESIDE_TEXT, "images with a text prompt, are not", "messages"),
     "an unknown family beside a text prompt": (
-        False, "/v1/completions", BESIDE_TEXT, "known to its workers only", "multi_modal_data.image.0",
+        False, "/v1/completions", BESIDE_TEXT, "know how many tokens an image has", "multi_modal_data.image.0",
     ),
     "counting an unknown family": (
-        False, "/tokenize", {"messages": chat(image_part(data_url()))}, "known to its workers only",
+        False, "/tokenize", {"messages": chat(image_part(data_url()))}, "know how many tokens an image has",
         "messages.0.content.0",
     ),
     "cutting the prompt": (

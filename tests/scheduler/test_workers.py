@@ -310,7 +310,7 @@ def test_a_prefill_leg_has_only_what_computing_the_prompt_needs(params: dict[str
         ({"bad_words": ((5,),)}, {}, "bad_words is not available over workers"),
         ({"prompt_logprobs": 0, "prompt_logprob_token_ids": ((5,),)}, {}, "prompt_logprob_token_ids is not available"),
         ({}, {"poolings": (Pooling(),)}, "vectors and scores are not available over workers"),
-        ({}, {"images": ((PromptImage(0, 1, b"a" * 32, (1, 1, 1)),),)}, "images beside a text prompt, are not"),
+        ({}, {"images": ((PromptImage(0, 1, b"a" * 32, (1, 1, 1)),),)}, "images with a text prompt, are not"),
     ],
 )
 @pytest.mark.anyio

@@ -20,7 +20,7 @@ def read_conversation(messages: Any, system: Any) -> list[Message]:
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", "messages")
     read: list[Message] = []
-    calls = frozenset[str]()  # of the last assistant's message
+    calls = frozenset[str]()  # of the last assistant message
     for at, message in enumerate(messages):
         path = f"messages.{at}"
         if not isinstance(message, dict):
@@ -56,7 +56,7 @@ def _system(content: Any, path: str) -> list[Message]:
 
 
 def _user(content: Any, path: str, calls: frozenset[str]) -> list[Message]:
-    """Return the results of calls, a message each, and a message with the texts."""
+    """Return a message for each call result, and a message with the texts and images."""
     results: list[Message] = []
     parts: list[str | Message] = []
     blocks = _blocks(content, path)
@@ -72,7 +72,7 @@ def _user(content: Any, path: str, calls: frozenset[str]) -> list[Message]:
 
 
 def _image_url(block: _Block, path: str) -> str:
-    """Return the URL of an image block, which for one with base64 is a data URL."""
+    """Return the URL of an image block; for base64 data it is a data URL."""
     source, at = block.get("source"), f"{path}.source"
     given: _Block = source if isinstance(source, dict) else {}
     match given.get("type"):
@@ -81,7 +81,7 @@ def _image_url(block: _Block, path: str) -> str:
         case "base64":
             media_type, data = _string(given, "media_type", at), _string(given, "data", at)
             if _MEDIA_TYPE.fullmatch(media_type) is None:
-                raise InvalidRequest(f"{at}.media_type is {media_type[:40]!r}, not one of an image", path)
+                raise InvalidRequest(f"{at}.media_type is {media_type[:40]!r}, which is not an image type", path)
             return f"data:{media_type};base64,{data}"
     raise InvalidRequest(f"{at} must be an object of type base64 or url", path)
 
@@ -120,7 +120,7 @@ def _result(block: _Block, path: str, calls: frozenset[str]) -> Message:
     call_id = _string(block, "tool_use_id", path)
     if call_id not in calls:
         raise InvalidRequest(
-            f"{path}.tool_use_id is {call_id[:80]!r}, but the last assistant's message has no tool_use with this id",
+            f"{path}.tool_use_id is {call_id[:80]!r}, but the last assistant message has no tool_use with this id",
             f"{path}.tool_use_id",
         )
     content = block.get("content")
@@ -129,7 +129,7 @@ def _result(block: _Block, path: str, calls: frozenset[str]) -> Message:
 
 
 def _blocks(content: Any, path: str) -> list[tuple[str, _Block]]:
-    """Return the blocks of a content, each with its path; a text is one block."""
+    """Return the blocks of a message's content, each with its path; a string is one block."""
     if isinstance(content, str):
         return [(path, {"type": "text", "text": content})]
     if not isinstance(content, list) or not content:

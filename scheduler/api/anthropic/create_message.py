@@ -30,7 +30,7 @@ _SHARED = MessagesBody.model_fields.keys() & ChatBody.model_fields.keys() - Coun
 
 
 async def create_message(context: AppContext, request: Request) -> Generation:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     body = await read_body(context, request, MessagesBody)
     model = context.model_named(body.model)
     messages, tools = read_conversation(body.messages, body.system), _tools(body)
@@ -109,7 +109,7 @@ def _tools(body: CountTokensBody) -> tuple[Tool, ...]:
 
 
 def _choice(body: MessagesBody, tools: Sequence[Tool], parser: str | None) -> ToolChoice:
-    """Return which tools the answer calls; auto needs a parser."""
+    """Return which tools the answer may or must call; auto needs a parser."""
     given = body.tool_choice
     kind = "auto" if given is None else given.type
     parallel = given is None or not given.disable_parallel_tool_use
@@ -126,7 +126,7 @@ def _choice(body: MessagesBody, tools: Sequence[Tool], parser: str | None) -> To
     if kind == "auto" and parser is None:
         raise InvalidRequest(
             "tool_choice auto, the default, needs the format in which the model writes calls, and its chat template "
-            "shows none that is known: name it with --tool-call-parser, or use any, tool or none",
+            "shows none that is known: name the format with --tool-call-parser, or use any, tool or none",
             "tool_choice",
         )
     mode = {"auto": ChoiceMode.AUTO, "any": ChoiceMode.REQUIRED, "none": ChoiceMode.NONE}[kind]

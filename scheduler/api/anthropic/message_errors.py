@@ -41,4 +41,4 @@ def _error_body(error: ShownError, request_id: str) -> dict[str, Any]:
 ANTHROPIC_FORMAT = ApiFormat(
     _error_body, ("AnthropicError", _SCHEMA), {429: _OVERLOADED, 503: _OVERLOADED}, (b"x-request-id", b"request-id")
 )  # fmt: skip
-"""What is 429 (a full queue) or 503 (nothing can serve now) elsewhere is 529 here, which its clients retry."""
+"""What is 429 (a full queue) or 503 (nothing can serve now) elsewhere is 529 here, which Anthropic's clients retry."""

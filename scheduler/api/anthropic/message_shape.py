@@ -120,7 +120,7 @@ class MessageShape:
         return closed + _event({"type": "content_block_stop", "index": at})
 
     def _signature(self, at: int) -> str:
-        """Return the signature of a block of thinking: clients send it back, and leave out blocks without one."""
+        """Return the signature of a thinking block: clients send it back, and leave out blocks without a signature."""
         return hashlib.sha256(f"{self._head['id']} {at}".encode()).hexdigest()
 
 
@@ -129,7 +129,7 @@ def _tool_use(call: CallDelta) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> orjson.Fragment:
-    """Return the arguments as an object, also incomplete ones; {} if they are no object, which models may write."""
+    """Return the arguments as an object, even if they are incomplete; {} if the model wrote anything but an object."""
     try:
         value = from_json(arguments, allow_inf_nan=False, allow_partial=True)
         text = json.dumps(value if isinstance(value, dict) else {}, allow_nan=False)  # orjson has no larger integers
@@ -153,7 +153,7 @@ def _stop(reason: str | None, sequence: str | None) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Return the counts; those of the prompt are separate: what was cached, what was added to the cache, the rest."""
+    """Return the counts; the prompt's tokens are split into cached ones, ones added to the cache, and the rest."""
     details = usage["prompt_tokens_details"] or {}
     cached, created = details.get("cached_tokens", 0), details.get("created_cache_tokens", 0)
     counts = _token_counts(usage["prompt_tokens"] - cached - created, cached, usage["completion_tokens"], created)

@@ -68,7 +68,7 @@ class OutputConfigBody(Body):
 
 
 class CountTokensBody(Body):
-    """What becomes a prompt."""
+    """The fields that become a prompt."""
 
     not_served: ClassVar[Mapping[str, Refusal]] = WITH_TOOLS_NOT_SERVED | {
         "mcp_servers": (([],), "the server calls no tools itself: send them as tools"),

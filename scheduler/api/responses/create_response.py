@@ -33,7 +33,7 @@ from wire.types import StructuredOutput
 
 
 async def create_response(context: AppContext, request: Request) -> ASGIApp:
-    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the response that will run one request. Raises a PdserveError or HttpError if the request is invalid."""
     body = await read_body(context, request, ResponsesBody)
     model, store = context.model_named(body.model), store_for(context, body)
     with _naming_input():
@@ -73,7 +73,7 @@ class _SamplingBody(ChatBody):
 
 
 async def _read(context: AppContext, body: ResponsesBody, request: Request) -> tuple[list[Item], Conversation]:
-    """Return the items, those of the previous response first, and their conversation, cut if the body wants it."""
+    """Return the items, those of the previous response first, and their conversation, truncated if the body says so."""
     earlier = await earlier_items(context, body, request)
     items = [*earlier, *read_items(body.input)]
     tools, choice = read_response_tools(
@@ -91,7 +91,7 @@ async def _read(context: AppContext, body: ResponsesBody, request: Request) -> t
 
 @contextmanager
 def _naming_input() -> Iterator[None]:
-    """Name the messages of a conversation `input` in errors."""
+    """Make errors about the conversation's messages name the field `input`."""
     try:
         yield
     except InvalidRequest as error:
@@ -107,7 +107,7 @@ def _sampling_body(context: AppContext, body: ResponsesBody) -> ChatBody:
     shared["stream"] = streams = bool(body.stream or body.background)
     return _SamplingBody.model_construct(
         **shared,
-        max_tokens=None if limit is None else min(limit, context.tokens.max_model_len),  # clients send large ones
+        max_tokens=None if limit is None else min(limit, context.tokens.max_model_len),  # clients send large limits
         stream_options=StreamOptions(include_usage=True) if streams else None,
         logprobs=body.has_logprobs,
         top_logprobs=body.top_logprobs,

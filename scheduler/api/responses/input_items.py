@@ -143,7 +143,7 @@ def _part(part: Any, path: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "input_image":
         if part.get("image_url") is None and part.get("file_id") is not None:
-            raise InvalidRequest(f"{path}: there are no files by id: send image_url", path)
+            raise InvalidRequest(f"{path}: files cannot be named by id: send image_url", path)
         return read_image_part({"image_url": {"url": part.get("image_url"), "detail": part.get("detail")}}, path)
     if isinstance(kind, str) and kind in _MEDIA:
         raise InvalidRequest(f"{path}: {kind} parts are not supported yet", path)

@@ -51,7 +51,7 @@ def new_item(origin: bytes, at: int, kind: str, call: CallDelta | None = None) -
 
 
 def items_of(choice: CompleteChoice, origin: bytes) -> list[OutputItem]:
-    """Return the items of a complete choice; an answer without any text is a message that is empty.
+    """Return the items of a complete choice; an answer without any text becomes an empty message.
 
     The choice's log probabilities are lists by the number of the message, from 0.
     """

@@ -11,7 +11,7 @@ from scheduler.api.responses.responses_body import ResponsesBody
 def response_head(
     body: ResponsesBody, model: str, chat: PreparedChat, stored_id: str | None = None
 ) -> dict[str, Any]:  # fmt: skip
-    """Return every field that a response has; some change until its end. `stored_id` is its id if it is stored."""
+    """Return every field that a response has; some change until it ends. `stored_id` is the id of a stored response."""
     params, text, reasoning = chat.prepared.params, body.text, body.reasoning
     shown_format = (
         {"type": "text"}

@@ -27,9 +27,9 @@ _CODES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "i
 class ResponseShape:
     """Builds one response, whole or as events. Mutable while it streams. Implements AnswerShape.
 
-    `head` is the response before its first item, `final` at its end, empty until then. `origin` identifies the request
-    in the ids of its items. `formatter` formats log probabilities and `raw` the prompt and the output's tokens, None if
-    they are not requested.
+    `head` is the response before its first item, `final` the one at its end, empty until then. `origin` identifies the
+    request in the ids of its items. `formatter` formats log probabilities and `raw` the prompt and the output's tokens,
+    None if they are not requested.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ResponseShape:
     def _finished(
         self, status: str, output: Sequence[Any], usage: Usage | None, error: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:  # fmt: skip
-        """Return the response at its end: every one, whole or streamed, complete or failed, is made here."""
+        """Return the response at its end: each one, whole or streamed, complete or failed, is built here."""
         self.final = {
             **self.head,
             "completed_at": int(time.time()) if status == COMPLETED else None,

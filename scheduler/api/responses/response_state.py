@@ -1,4 +1,4 @@
-"""The stateful part of creating a response: the items before it, and storing it."""
+"""The stateful part of creating a response: finding the items before it, and storing it."""
 
 from collections.abc import Sequence
 
@@ -27,13 +27,13 @@ def store_for(context: AppContext, body: ResponsesBody) -> ResponseStore | None:
     """Return the store of the response, None if it is not stored. Raises InvalidRequest."""
     store = None if body.store is False else context.responses
     if body.background and store is None:
-        why = ": this server stores none (--responses-store)" if context.responses is None else ""
+        why = ": this server stores no responses (--responses-store)" if context.responses is None else ""
         raise InvalidRequest(f"background can only be used when `store` is true{why}", "background")
     return store
 
 
 async def earlier_items(context: AppContext, body: ResponsesBody, request: Request) -> list[Item]:
-    """Return the items that the response continues: what the previous one answered, and its output.
+    """Return the items that the response continues: the items that the previous response answered, and its output.
 
     Raises HttpError (404) or InvalidRequest.
     """

@@ -1,4 +1,4 @@
-"""Read `tools` and `tool_choice` of /v1/responses, and show them as the answer repeats them. Pure."""
+"""Read `tools` and `tool_choice` of /v1/responses, and format them as the answer repeats them. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _MODES = (ChoiceMode.NONE, ChoiceMode.AUTO, ChoiceMode.REQUIRED)
 def read_response_tools(
     tools: Any, choice: Any, *, parallel: bool | None, parser: str | None
 ) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Return the tools that the template describes, and which of them the answer calls; auto needs a `parser`.
+    """Return the tools that the template describes, and which of them the answer may call; auto needs a `parser`.
 
     Tools that are not among the `allowed_tools` are left out. Raises InvalidRequest with the path of the field.
     """
@@ -33,8 +33,8 @@ def read_response_tools(
     if mode is ChoiceMode.AUTO and parser is None:
         raise InvalidRequest(
             f"{path} auto, the default, needs the format in which the model writes calls, and its chat template shows "
-            "none that is known: name it with --tool-call-parser, use none, or force a call by required or the name of "
-            "one",
+            "none that is known: name the format with --tool-call-parser, use none, or force a call by required or a "
+            "tool's name",
             path,
         )
     return allowed, ToolChoice(mode, allowed, field, parallel=parallel is not False)

@@ -16,12 +16,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def stored_items(items: Sequence[Item], response_id: str) -> list[Item]:
-    """Return checked items with all fields that clients expect; an id that is given stays."""
+    """Return checked items with all fields that clients expect; a given id is kept."""
     return [_stored(item, response_id, at) for at, item in enumerate(items)]
 
 
 def page_of(items: Sequence[Item], *, limit: int, order: str, after: str | None) -> dict[str, Any]:
-    """Return the list object with the items after `after` in this order. Raises InvalidRequest if it is not an item."""
+    """Return the list object with the items after `after` in this order. Raises InvalidRequest without such an item."""
     ordered = list(items if order == "asc" else reversed(items))
     first = 0
     if after is not None:

@@ -70,7 +70,7 @@ async def cancel_response(context: AppContext, request: Request) -> Response:
 
 
 async def list_input_items(context: AppContext, request: Request) -> Response:
-    """Return a page of the items that a response answers, those of the responses that it continues among them."""
+    """Return a page of the items that a response answers, including those of the responses that it continues."""
     limit = _number(request, "limit", 1, MAX_PAGE)
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -101,7 +101,7 @@ def owner_of(request: Request) -> str:
 
 def _store(context: AppContext, response_id: str, param: str = "response_id") -> ResponseStore:
     if context.responses is None:
-        raise _not_found(response_id, "this server stores none (--responses-store)", param)
+        raise _not_found(response_id, "this server stores no responses (--responses-store)", param)
     return context.responses
 
 

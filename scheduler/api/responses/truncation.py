@@ -8,7 +8,7 @@ from scheduler.templates.chat_options import ChatOptions
 from wire.errors import PromptTooLong
 
 _ANSWER_SHARE = 8
-"""A request without a limit leaves this part of the context to its answer: one eighth."""
+"""A request without a limit reserves one eighth of the context for its answer."""
 
 
 async def drop_oldest(
@@ -16,7 +16,7 @@ async def drop_oldest(
 ) -> Sequence[Mapping[str, Any]]:
     """Return the conversation without its oldest messages, as few as possible; system messages at its start stay.
 
-    If even the last one does not fit, it is left for the check of the prompt. Raises a PdserveError.
+    If even the last message does not fit, it stays: the check of the prompt refuses it. Raises a PdserveError.
     """
     model_len = context.tokens.max_model_len
     room = max(1, model_len - (max_tokens or max(1, model_len // _ANSWER_SHARE)))
@@ -34,7 +34,7 @@ async def drop_oldest(
 
 
 def _starts(messages: Sequence[Mapping[str, Any]], first: int) -> list[int]:
-    """Return where the rest may begin: with a user's message, and after the last one also with the assistant's."""
+    """Return where the rest may begin: at a user message, and after the last of these also at an assistant message."""
     last_user = max((at for at, one in enumerate(messages) if one["role"] == "user"), default=-1)
     after = [(at, one["role"]) for at, one in enumerate(messages) if at > first]
     return [first, *(at for at, role in after if role == "user" or (role == "assistant" and at > last_user))]

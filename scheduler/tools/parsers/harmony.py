@@ -24,7 +24,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")
 
 
 def harmony(reader: CallReader) -> Steps[None]:
-    """Send a call's name after its header, and texts as they come."""
+    """Send a call's name after its header, and texts as they arrive."""
     to = yield from reader.head(_TO, begins=_TO_BEGINS)  # after the prompt's <|start|>assistant
     before = "" if to is None else to.group()
     marker = yield from reader.content_until(_BEGIN)
