@@ -180,7 +180,7 @@ class Instance:
         del self._prompts[on_instance.prompt_id]
 
     async def wait_idle(self, timeout_s: float) -> int:
-        """Return 0 once no prompt is here or in transit; after `timeout_s`, the number of those left."""
+        """Return 0 once no prompt is on the instance or in transit; after `timeout_s`, the number of those left."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.is_living and self._num_prompts:  # noqa: ASYNC110 - prompts and bookings leave in many ways

@@ -19,7 +19,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Run the garbage collector rarely, and never on imported objects: little garbage here has cycles."""
+    """Run the garbage collector rarely, and never on imported objects: little of the scheduler's garbage has cycles."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -74,12 +74,12 @@ class PromptOnInstance(AbstractContextManager["PromptOnInstance"]):
         self._post(command)
 
     def cancel(self) -> None:
-        """Cancel the prompt there, unless it has ended."""
+        """Cancel the prompt on the instance, unless it has ended."""
         if not self.ended:
             self._post(Cancel(self.prompt_id))
 
     def cancel_sequence(self, sequence: int) -> None:
-        """Cancel one sequence there, if it is generating."""
+        """Cancel one sequence on the instance, if it is generating."""
         if self._generates and self.started and not self.ended:
             self._post(Cancel(self.prompt_id, sequence))
 

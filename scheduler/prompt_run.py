@@ -144,12 +144,12 @@ class PromptRun:
     def open_on(
         self, instance: Instance, on_start: Callable[[], None] = lambda: None, *, generates: bool = True
     ) -> PromptOnInstance:
-        """Receive an instance's events; leaving the result's `with` block ends the prompt there.
+        """Receive an instance's events; leaving the result's `with` block ends the prompt on it.
 
         `on_start` is called before its first token. Raises InvalidRequest if the instance would not see the images.
         """
         if self.state.chat is not None and not self.state.images and instance.description.worker is None:
-            raise InvalidRequest(f"an image, but {instance} takes text only", "messages")
+            raise InvalidRequest(f"the prompt has an image, but {instance} takes text only", "messages")
 
         def close(on_instance: PromptOnInstance) -> None:
             self._on_instances.remove(on_instance)

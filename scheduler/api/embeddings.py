@@ -32,7 +32,7 @@ def check_dimensions(context: AppContext, given: int | None, field: str) -> None
         return
     if allowed is None:
         raise InvalidRequest(
-            f"{field} is {given}, but the model was not trained for vectors that are cut: leave it out "
+            f"{field} is {given}, but the model was not trained for truncated vectors: leave it out "
             "(--hf-overrides '{\"is_matryoshka\": true}' allows any number)",
             field,
         )

@@ -1,4 +1,4 @@
-"""Load a conversation's images for a route: a model without vision takes none; bytes count until the answer ends."""
+"""Load the images of a conversation. Models without vision refuse them; their bytes count until the answer ends."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ async def load_images(
         return messages
     model = context.config.engine.served_names()[0]
     if images is None or (images.vision is None and not images.has_workers()):
-        raise InvalidRequest(f"{path}: an image, but the model {model} takes text only", path)
+        raise InvalidRequest(f"{path} is an image, but the model {model} takes text only", path)
     if images.vision is None and counts:
         raise InvalidRequest(f"{path}: only the workers of {model} know how many tokens an image has", path)
     state = request.scope["state"]

@@ -44,7 +44,7 @@ class TaskBody(InputBody, EncodedBody):
 
 
 async def create_classification(context: AppContext, request: Request) -> PooledResponse:
-    """Return the response to one request of /classify, not yet run. Raises a PdserveError or HttpError."""
+    """Return the response that will run one request of /classify. Raises a PdserveError or HttpError."""
     return await prepare_classification(context, await read_body(context, request, ClassifyBody), request)
 
 
@@ -66,7 +66,7 @@ async def prepare_classification(context: AppContext, body: ClassifyBody, reques
 
 
 async def create_pooling(context: AppContext, request: Request) -> PooledResponse:
-    """Return the response to one request of /pooling, not yet run. Raises a PdserveError or HttpError."""
+    """Return the response that will run one request of /pooling. Raises a PdserveError or HttpError."""
     body = await read_body(context, request, TaskBody)
     check_dimensions(context, body.dimensions, "dimensions")
     pooling = Pooling(_task(body, context.tokens.files.kind), dimensions=body.dimensions, normalize=body.use_activation)

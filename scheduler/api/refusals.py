@@ -63,8 +63,8 @@ POOLING_NOT_SERVED = NOT_SERVED | {
     "late_chunking_params": (_NOTHING, "late chunking is not served: /pooling has the vector of each token"),
 }
 CLASSIFY_NOT_SERVED = POOLING_NOT_SERVED | {
-    "embed_dtype": (("float32",), "it is for vectors: probabilities and scores are JSON's numbers"),
-    "endianness": (("native", "little"), "it is for vectors: probabilities and scores are JSON's numbers"),
+    "embed_dtype": (("float32",), "it is for vectors: probabilities and scores are JSON numbers"),
+    "endianness": (("native", "little"), "it is for vectors: probabilities and scores are JSON numbers"),
 }
 _NO_PAIR_TEMPLATE = "a pair of texts is encoded without a chat template"
 SCORE_NOT_SERVED = CLASSIFY_NOT_SERVED | {

@@ -37,7 +37,7 @@ class HttpProtocol(asyncio.Protocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None, *, reader_s: float = 30.0,
     ) -> None:  # fmt: skip
-        """Called by uvicorn for each connection; `reader_s`: seconds in which a client must read the least share."""
+        """Called by uvicorn for each connection; `reader_s`: seconds in which a client must read the minimum."""
         if not config.loaded:
             config.load()
         self._app: ASGIApp = config.loaded_app

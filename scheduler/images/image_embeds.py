@@ -25,7 +25,7 @@ class SentEmbeds:
     tokens: ImageTokens
 
     def check(self, values: bytes) -> None:
-        """Raise InvalidRequest unless the decoded values have the described number and all are finite."""
+        """Raise InvalidRequest unless the number of decoded values is as described and all are finite."""
         expected = self.tokens.count * self.hidden_size * ITEM_BYTES[self.dtype]
         if len(values) != expected:
             shape = f"shape [{self.tokens.count}, {self.hidden_size}] of {self.dtype}"

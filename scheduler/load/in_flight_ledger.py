@@ -96,7 +96,7 @@ class InFlightLedger:
 
     @property
     def arriving(self) -> int:
-        """Sequences of hand-offs in transit: booked here, and their prompts computed elsewhere."""
+        """Sequences of hand-offs in transit: booked on this instance, with their prompts computed on others."""
         if not self._sequences:
             return 0
         return sum(prompt.sequences for prompt in self._prompts.values() if not prompt.tokens)
@@ -111,7 +111,7 @@ class InFlightLedger:
         return self._prefixes.tokens_known(chain) if self._caches else 0
 
     def tokens_shared(self, chain: Chain) -> int:
-        """Return how many leading tokens are in blocks of prompts generating there: they need no free block."""
+        """Return how many leading tokens are in blocks of prompts generating on it: these need no free block."""
         return self._prefixes.tokens_running(chain) if self._caches else 0
 
     def register(self, prompt_id: str, chain: Chain) -> None:
@@ -119,7 +119,7 @@ class InFlightLedger:
         self._prompts[prompt_id] = _Prompt(chain)
 
     def finished(self, prompt_id: str, chains: Iterable[Chain]) -> None:
-        """Record a prompt's success. If it generated here, the KV of all these chains, outputs included, is here."""
+        """Record a prompt's success. If it generated here, these chains' KV, outputs included, is here."""
         if self._prefixes.runs(prompt_id):
             for chain in chains:
                 self._prefixes.note(chain)

@@ -25,7 +25,7 @@ def between_ends(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts,
 
 
 def of_end(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
-    """Yield the reasons why the prompt cannot be decoded there, wherever it is prefilled."""
+    """Yield the reasons why the prompt cannot be decoded on `decode`, wherever it is prefilled."""
     yield from _of_silence(decode)
     yield from _of_blocks(decode, prompt)
     if decode.waiting > 0:
@@ -34,7 +34,7 @@ def of_end(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
 
 
 def of_start(start: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
-    """Yield the reasons why the prompt cannot be prefilled there, wherever it is decoded."""
+    """Yield the reasons why the prompt cannot be prefilled on `start`, wherever it is decoded."""
     yield from _of_silence(start)
     if not start.can_start:
         outstanding, limit = start.outstanding_tokens, start.prefill_chunk_size

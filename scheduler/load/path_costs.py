@@ -1,6 +1,6 @@
 """What a path costs a prompt and the other streams, in seconds, from measured step costs. Pure.
 
-first token   the steps for all prompt tokens assigned there, its own last, in chunks that keep the streams' gap limit
+first token   the steps for all prompt tokens assigned to the instance, its own last, in chunks within the gap limit
 the rest      one step of the decoding instance for each token
 delay         how much longer each stream and each waiting prompt waits because of it, added up
 """

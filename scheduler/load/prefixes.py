@@ -63,18 +63,18 @@ class Prefixes:
             self._known.popitem(last=False)
 
     def run(self, prompt_id: str, chain: Chain) -> None:
-        """Record that the instance has the KV of the chain, and that a prompt generating there uses it until `end`."""
+        """Record that the instance has the KV of the chain, used until `end` by a prompt that generates there."""
         self.note(chain)
         self.end(prompt_id)
         self._running[prompt_id] = chain
         self._users.update(chain)
 
     def runs(self, prompt_id: str) -> bool:
-        """Return whether the prompt is generating there: `run` without `end`."""
+        """Return whether the prompt is generating on the instance: `run` without `end`."""
         return prompt_id in self._running
 
     def end(self, prompt_id: str) -> None:
-        """Record that the prompt no longer generates there. Idempotent."""
+        """Record that the prompt no longer generates on the instance. Idempotent."""
         for digest in self._running.pop(prompt_id, ()):
             self._users[digest] -= 1
             if not self._users[digest]:

@@ -60,7 +60,7 @@ def check_place(expected: ExpectedInstance, found: InstanceDescription, same_hos
     if not same_host(expected.server_ip, found.server_ip) or expected.device_ids != found.device_ids:
         raise Incompatible(
             f"{expected} should be {_place(expected.server_ip, expected.device_ids)}, but {_name(found)}, which "
-            f"answers there, is {_place(found.server_ip, found.device_ids)}: NODE_PORTS not in the table's order?"
+            f"answers there, is {_place(found.server_ip, found.device_ids)}: is NODE_PORTS not in the table's order?"
         )
 
 

@@ -114,7 +114,7 @@ class KvPairs:
     def note_failure(self, sender: int, receiver: int) -> bool:
         """Record that a request failed on this pair of workers; return whether it must now be proven again.
 
-        NIXL may fail all transfers of a pair while both workers look well.
+        NIXL may fail all transfers of a pair while both workers look healthy.
         """
         count = self._failures.get((sender, receiver), 0) + 1
         self._failures[sender, receiver] = count

@@ -230,7 +230,7 @@ class Member:
             self._registry.role_changed(self)
 
     def _suspicion_changed(self) -> None:
-        """Update the state when the instance is suspected, is no longer, or is lost."""
+        """Update the state when the instance becomes suspect, recovers, or is lost."""
         instance = self.instance
         if instance is not None and instance.is_living and self.state in (MemberState.LIVING, MemberState.SUSPECT):
             self._set_state(

@@ -53,7 +53,7 @@ class VllmCollector:
     def _waiting(
         self, view: ClusterView, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]
     ) -> Iterator[Metric]:
-        """Yield the waiting prompts: the cluster's are in the scheduler's queue, an instance's wait there.
+        """Yield the waiting prompts: the cluster's are in the scheduler's queue, an instance's are on the instance.
 
         All wait for room (`capacity`). One whose KV or images are on their way, `deferred` in vLLM, is not counted.
         """

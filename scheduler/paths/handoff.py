@@ -123,7 +123,7 @@ class HandoffPath:
         self._prompt.enter(f"decoding on {self._decode}")
 
     def _on_prefill_failed(self, failure: Refused | Failed | SessionLost) -> None:
-        """Handle P's failure. Once P's first tokens are here D may still have committed: an ack can be lost."""
+        """Handle P's failure. Once P's first tokens have arrived, D may have committed: an ack can be lost."""
         prompt, loop = self._prompt, asyncio.get_running_loop()
         self._prefill.in_flight.drop(prompt.prompt_id)
         if self._decode_started and prompt.output.all_started:

@@ -51,7 +51,7 @@ def _make_private(path: Path) -> None:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ConfigError(f"--responses-store {path} is not a regular file")
-            os.fchmod(descriptor, _MODE)  # sqlite gives its own files beside it the same mode
+            os.fchmod(descriptor, _MODE)  # sqlite gives its own files next to it the same mode
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -141,7 +141,7 @@ class SqliteRows:
             self._drop_expired()
 
     def close(self) -> None:
-        """Close the file; sqlite removes its own files beside it."""
+        """Close the file; sqlite removes its own files next to it."""
         self._connection.close()
 
     def _oldest_s(self) -> float:

@@ -67,7 +67,7 @@ class WorkerHttp:
     async def post_stream(
         self, path: str, body: Body, headers: Mapping[str, str], feed: Callable[[bytes], None]
     ) -> None:
-        """Pass the event stream that answers a POST to `feed` as it arrives; cancelling aborts the request there.
+        """Pass the event stream that answers a POST to `feed` as it arrives; cancelling aborts it on the worker.
 
         Raises a PdserveError, also if the connection breaks while the body is read, and what `feed` raises.
         """

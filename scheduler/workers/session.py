@@ -293,7 +293,7 @@ class WorkerSession:
         self._poll_now.clear()
 
     async def _poll(self) -> None:
-        """Emit the load each second; a broken connection, or an answer of another process, ends the session.
+        """Emit the load each second; a broken connection, or an answer from another process, ends the session.
 
         An invalid answer is not reported: scheduler/instances.py judges the silence.
         """

@@ -147,7 +147,7 @@ def test_an_image_is_refused_with_a_reason_and_the_server_lives(served: Served) 
         messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, image]}]
         refused = served.refused("/v1/chat/completions", messages=messages)
 
-        assert refused["message"] == "messages.0.content.1: an image, but the model tiny takes text only"
+        assert refused["message"] == "messages.0.content.1 is an image, but the model tiny takes text only"
         assert refused["param"] == "messages.0.content.1"
     assert served.http.get("/health").status_code == 200
 

@@ -92,7 +92,7 @@ def test_instances_of_one_cluster_differ_in_nothing(table: Table) -> None:
         ({"model": ModelIdentity("m", "w", "t2")}, "tokenizer differ: "),
         ({"dtype": "bfloat16"}, "dtype differ: "),
         ({"kv_tensors": (KvTensor(0, "k", 2, 4, "float32"),)}, " differ: "),
-        ({"device_ids": ("7",)}, "NODE_PORTS not in the table's order?"),
+        ({"device_ids": ("7",)}, "is NODE_PORTS not in the table's order?"),
         ({"table_digest": "another"}, "read another global table"),
         ({"protocol_version": 0}, "uses protocol version 0"),
     ],

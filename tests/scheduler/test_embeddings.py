@@ -111,7 +111,7 @@ async def test_truncation_keeps_the_last_tokens(serve: Any) -> None:
     ("settings", "refused", "words"),
     [
         ({"matryoshka_dimensions": [2, 4]}, 3, "must be one that the model was trained for: 2, 4"),
-        ({"is_matryoshka": False}, 2, "the model was not trained for vectors that are cut: leave it out"),
+        ({"is_matryoshka": False}, 2, "the model was not trained for truncated vectors: leave it out"),
     ],
     ids=["named", "none"],
 )

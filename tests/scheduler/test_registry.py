@@ -74,7 +74,7 @@ async def test_ports_in_the_wrong_order_name_both_instances_and_values() -> None
 
     assert "prefill-0 at 10.0.0.1:8000 should be server 10.0.0.1 devices 0" in message
     assert "decode decode-1" in message
-    assert "is server 10.0.0.1 devices 1: NODE_PORTS not in the table's order?" in message
+    assert "is server 10.0.0.1 devices 1: is NODE_PORTS not in the table's order?" in message
 
 
 @virtual

@@ -146,7 +146,7 @@ def _text(block: _Block, path: str, role: str) -> str:
         return _string(block, "text", path, may_be_empty=True)
     if kind in _MEDIA:
         raise InvalidRequest(f"{path}: {kind} blocks are not supported yet", path)
-    raise InvalidRequest(f"{path}: {kind[:40]!r} blocks are not supported here, in content of {role}", path)
+    raise InvalidRequest(f"{path}: {kind[:40]!r} blocks are not supported in {role} content", path)
 
 
 def _string(block: _Block, name: str, path: str, *, may_be_empty: bool = False) -> str:

@@ -35,7 +35,7 @@ class MessageShape:
 
     def __init__(self, answer_id: str, model: str) -> None:
         self._head = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
-        self._num_blocks = 0  # closed ones
+        self._num_blocks = 0  # closed blocks
         self._block = ""  # the type of the open block, empty if none is open
         self._before = b""  # the bytes of a delta of the open block, up to its text
         self._has_calls = False

@@ -87,7 +87,7 @@ def _add_message(messages: list[Message], item: Item, path: str) -> None:
 
 def _add_reasoning(messages: list[Message], item: Item, path: str) -> None:
     texts: list[str] = []
-    for field in ("content", "summary"):  # a summary only stands for reasoning that is not there
+    for field in ("content", "summary"):  # the summary is read only if there is no content
         parts = item.get(field) or []
         if not isinstance(parts, list):
             raise InvalidRequest(f"{path}.{field} is not a list", f"{path}.{field}")
