@@ -272,7 +272,7 @@ class PromptRun:
         return self.output.started or self._searches
 
     def _next_check(self) -> float:
-        """Return when to look again whether the prompt has waited too long; a time in the past: it has.
+        """Return when to check again whether the prompt has waited too long; a time in the past if it has.
 
         Before the first token it is at most the time allowed without progress, so that the first token, with which that
         time begins, need not wake the path.

@@ -65,7 +65,7 @@ class Registry:
         same_host: SameHost = operator.eq,
         models: Collection[str] = (),
     ) -> None:
-        """`models` are the names of the scheduler's model; workers of other engines may know it by another one."""
+        """`models` are the names of the scheduler's model; workers of other engines may use another name for it."""
         self._members = Members(
             expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._drop_instance
         )

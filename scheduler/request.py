@@ -78,7 +78,7 @@ class TokenSink(Protocol):
     def emit(self, prompt_index: int, token: TokenOutput) -> bool:
         """Take the next token of a sequence of the prompt; return whether more of the sequence is wanted.
 
-        Per sequence the indices ascend without gap or repeat; `finish` is set on its last token, exactly once.
+        Per sequence the indices ascend without gaps or repeats; `finish` is set on its last token, exactly once.
         """
         ...
 

@@ -1,7 +1,7 @@
 """`--roles auto`: every second, compare the split of roles with all others; change roles if one is clearly better.
 
 A change needs the same direction `_NUM_AGREEING` times in a row and a pause of `_REST_S` after the last change, so that
-a short burst changes little and roles do not swing (load/role_split.py has the margin). If a role has no living
+a short burst changes little and roles do not oscillate (load/role_split.py has the margin). If a role has no living
 instance, there is no pause.
 """
 

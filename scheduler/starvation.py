@@ -54,8 +54,8 @@ class _ExtendedDeadline:
 class Slowness:
     """The factor by which starvation slows an instance down: 1 unless it is starved.
 
-    The larger of the last second's and the last five seconds': it rises at once, and a stop is forgotten after five
-    seconds.
+    It is the larger of the last second's factor and that of the last five seconds: it rises at once, and a stop is
+    forgotten after five seconds.
     """
 
     def __init__(self) -> None:

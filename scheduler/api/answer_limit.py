@@ -20,7 +20,7 @@ def check_answer(
     body: GenerationBody, params: SamplingParams, prompts: Sequence[Sequence[int]], answer: AnswerOptions,
     options: SchedulerOptions, *, num_echoes: int,
 ) -> None:  # fmt: skip
-    """Raise InvalidRequest if `prompts`, each echoed `num_echoes` times, or one prompt's sequences need too much."""
+    """Raise InvalidRequest if `prompts`, echoed `num_echoes` times, or a prompt's sequences take too many bytes."""
     num_tokens = num_echoes * sum(map(len, prompts))
     if params.prompt_logprobs is not None:
         name = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"

@@ -43,7 +43,7 @@ class DetokenizeBody(Body):
 
 
 async def tokenize(context: AppContext, request: Request) -> Response:
-    """Return the ids of a text or a conversation. Raises a PdserveError or HttpError for an invalid one."""
+    """Return the ids of a text or a conversation. Raises a PdserveError or HttpError if the request is invalid."""
     body = await read_body(context, request, TokenizeBody)
     context.model_named(body.model)
     ids = await _encode(context, body, request)

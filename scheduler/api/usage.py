@@ -1,4 +1,4 @@
-"""Token counts, stage times and bytes of KV sent of one request, as its client sees them."""
+"""Token counts, stage times and sent KV bytes of one request, as its client sees them."""
 
 from collections.abc import Sequence
 from typing import Any

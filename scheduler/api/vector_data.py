@@ -27,7 +27,7 @@ class EncodedBody(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class VectorBytes:
-    """The vectors of an answer as bytes, and what else the answer has, in JSON, for its header `metadata`."""
+    """The vectors of an answer as bytes, and the rest of the answer as JSON, for the header `metadata`."""
 
     content: bytes
     metadata: bytes | None

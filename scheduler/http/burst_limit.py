@@ -1,6 +1,6 @@
 """Starts a few requests at a time, so that a burst does not delay messages from instances on the event loop.
 
-One turn of the event loop handles everything that is ready. Thousands of simultaneous requests would make a turn of
+One turn of the event loop handles everything that is ready. Thousands of simultaneous requests would make a turn last
 seconds, in which no token is forwarded and instances seem silent. A message from an instance takes a few turns.
 """
 

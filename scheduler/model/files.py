@@ -51,7 +51,7 @@ class ModelFiles:
 def read_model_files(
     folder: str, max_model_len: int | None = None, chat_template: str | None = None, overrides: str | None = None
 ) -> ModelFiles:
-    """Read the folder; `max_model_len` limits the model's own, `chat_template` (file or text) replaces its own.
+    """Read the folder; `max_model_len` limits the model's length, `chat_template` (file or text) replaces its own.
 
     `overrides` replace values of its config.json. Raises ConfigError naming the file and what is wrong with it.
     """

@@ -18,7 +18,7 @@ class ReasoningState(Enum):
 class ReasoningFormat:
     """The markers before and after the thinking; the first of each is the one that models are trained on.
 
-    `in_content` are the markers that count there too: one of `starts` begins more thinking, one of `ends` is left out.
+    `in_content` are the markers that count in content: one of `starts` begins more thinking, one of `ends` is left out.
     `calls` begin a tool call, and so end the thinking. `switches` are variables of the chat template that turn thinking
     off, or on where `is_on` is false. `strips`: white space at the end of the thinking is left out.
     `tokens` are the special tokens of which longer markers are made.

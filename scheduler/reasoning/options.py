@@ -13,8 +13,8 @@ from scheduler.reasoning.parser import ReasoningParser
 class ReasoningOptions:
     """The format and where an answer begins. With `has_calls` a tool call ends the thinking.
 
-    `include`: the client gets the thinking. Without it, it gets neither its text nor its tokens. `separate`: in a field
-    of its own, and not within the content, where it would keep its markers.
+    `include`: the client gets the thinking, otherwise neither its text nor its tokens. `separate`: in its own field,
+    and not within the content, where it would keep its markers.
     """
 
     text_format: ReasoningFormat

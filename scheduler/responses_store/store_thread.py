@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 class StoreThread:
     """Owner of the thread and of its queue, in which at most `max_waiting` calls wait.
 
-    `timeout_s`: how long the result of a call is waited for. `regularly` is called every `interval_s`.
+    `timeout_s`: how long to wait for the result of a call. `regularly` is called every `interval_s`.
     """
 
     def __init__(self, *, max_waiting: int, timeout_s: float, regularly: Callable[[], None], interval_s: float) -> None:

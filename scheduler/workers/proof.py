@@ -60,7 +60,7 @@ def proof_prompt(block_size: int, max_model_len: int) -> tuple[int, ...]:
 
 
 def proof_request(prompt: tuple[int, ...], timeout_s: float) -> GenerationRequest:
-    """Return a request with this prompt, kept out of others' caches."""
+    """Return a request with this prompt and a cache salt of its own."""
     salt = secrets.token_hex(8)
     return GenerationRequest("proof", (prompt,), _PARAMS, timeout_s, timeout_s, probe=True, cache_salt=salt)
 

@@ -123,7 +123,7 @@ class MooncakeKv:
         }  # fmt: skip
 
     def reference(self, request_id: str, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the same if prefill finished by length; otherwise it holds no KV, and decode would wait forever."""
+        """Return the early reference. A prefill not finished by length holds no KV: decode would wait forever."""
         reason = answer["choices"][0].get("finish_reason")
         if reason != "length":
             raise HandoffFailed(f"it finished the prompt by {reason!r}, not by length, and holds no KV")
