@@ -30,6 +30,6 @@ class BatchBackend(Protocol):
     ) -> Answer:  # fmt: skip
         """Return the answer, whatever its status; a body is JSON unless `headers` say otherwise.
 
-        If cancelled, it cancels the request at the server. Raises Unavailable without a complete answer.
+        A cancellation also cancels the request at the server. Raises Unavailable if no complete answer arrives.
         """
         ...

@@ -16,8 +16,9 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class EarlierAnswers:
-    """Successful answers in the file `place`. `wanted`: request positions by custom_id, not yet in the journal.
+    """Successful answers in the file `place`.
 
+    `wanted` maps the custom_id of each answer that is not yet in the journal to its request's position.
     `models` are the models in answers to lines without a `model`, for which the server chose it.
     """
 
@@ -45,7 +46,7 @@ class EarlierAnswers:
 def answers_in_output(output: Path, source: InputFile, journal: Journal, check: Callable[[], None]) -> EarlierAnswers:
     """Read all of `output`, whose answers may be in any order, and return the answers to keep.
 
-    `check` is called if the output has successful answers; raises ConfigError for those that must not be mixed.
+    `check` is called if the output has successful answers; it raises ConfigError if this run must not keep them.
     Raises ConfigError if there is no such file and the journal is empty, or if it is the output of another input.
     """
     positions, without_model = _request_positions(source)
@@ -96,7 +97,7 @@ def _request_positions(source: InputFile) -> tuple[dict[str, int], set[int]]:
 def _answered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], bytes]]:
     """Yield the lines of an output: number, object, bytes.
 
-    Raises FileNotFoundError, and ConfigError for a file that cannot be read or a line that no output has.
+    Raises FileNotFoundError, and ConfigError for a file that cannot be read or a line that cannot be part of an output.
     """
     try:
         with path.open("rb") as file:

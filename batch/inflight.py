@@ -1,7 +1,7 @@
 """Limit the requests in flight: fewer while the server is busy, more again as it answers.
 
 a busy answer  halves the limit, once for all requests that were in flight at that moment
-an answer      raises it by one below the last good limit; above it, by one for each full round of answers
+an answer      raises the limit by one up to the last good limit; above it, each full round of answers does
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from batch.backend import Answer
 
 _BUSY = frozenset({429, 503, 504, 529})
-"""Statuses of an overloaded server; 504, because a request waited too long in its queue; 529 in Anthropic's API."""
+"""Statuses of an overloaded server; 504: a request waited too long in its queue; 529: Anthropic's API."""
 
 
 class Inflight:
@@ -20,14 +20,14 @@ class Inflight:
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
         self._limit = float(maximum)
-        self._good = float(maximum)  # the limit up to which it grows fast again
+        self._good = float(maximum)  # up to this value the limit grows fast again
         self._num_out = self._num_cuts = 0
         self._has_answered = True  # since the last cut
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
-        """How many are allowed at once now, from 1 to `maximum`."""
+        """How many requests are allowed at once now, from 1 to `maximum`."""
         return int(self._limit)
 
     async def run(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -49,7 +49,7 @@ class Inflight:
             try:
                 await turn
             except asyncio.CancelledError:
-                self._release()  # a turn that was already granted goes to the next
+                self._release()  # a slot that was already granted goes to the next request
                 raise
         self._num_out += 1
 

@@ -160,7 +160,7 @@ class _Problems:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line: `num_bytes` are its content's, `length` includes its end. The content of a long line is truncated."""
+    """A line. `num_bytes` counts its content, `length` also its line end. The content of a long line is truncated."""
 
     number: int
     content: bytes

@@ -26,8 +26,8 @@ class RetryPolicy:
     """How often a line is retried before the last failure becomes its error.
 
     The wait doubles from `first_delay_s` to `max_delay_s`; a Retry-After lengthens it to at most `max_retry_after_s`.
-    A busy server (429, 529) is tried `busy_attempts` times, one that fails or is down `attempts` times. A try without a
-    complete answer after `timeout_s` is the line's last: a line that hangs once would hang again.
+    A line is tried `busy_attempts` times while the server is busy (429, 529), and `attempts` times if the server fails
+    or is down. A try without a complete answer after `timeout_s` is the last: a line that hangs once would hang again.
     """
 
     attempts: int = 10

@@ -33,7 +33,7 @@ class Journal:
         self._is_open = True
         self._end = 0
         self._is_synced = True
-        self.is_empty = True  # the file has no answer, nor one that is no longer used
+        self.is_empty = True  # the file has no answers, not even dropped ones
         self._failed: set[int] = set()  # positions
         self._offsets = array("Q", [_NOTHING]) * num_requests
         self._lengths = array("I", [0]) * num_requests
@@ -42,7 +42,7 @@ class Journal:
     def open(cls, path: Path, answer_settings: Mapping[str, Any], num_requests: int) -> Self:
         """Resume the journal of an earlier run with the same answer settings, or start one.
 
-        Raises ConfigError if it cannot be written, another run has locked it, or has other input or settings.
+        Raises ConfigError if it cannot be written, if another run has locked it, or if its input or settings differ.
         """
         journal = cls(path, _locked(path), num_requests)
         try:
@@ -61,7 +61,7 @@ class Journal:
         return self._offsets[position] != _NOTHING
 
     def append(self, record: JournalRecord) -> None:
-        """Write an answer; it survives a crash of this process, and one of the machine once `sync` returned.
+        """Write an answer; it survives a crash of this process and, once `sync` has returned, of the machine.
 
         Raises OSError, which leaves the journal unchanged.
         """
@@ -91,7 +91,7 @@ class Journal:
         self._failed.clear()
 
     def line(self, position: int) -> tuple[bytes, bool]:
-        """Return the output's line of a request that has its answer, and whether it failed. Raises OSError."""
+        """Return the output line of an answered request, and whether the request failed. Raises OSError."""
         with self._closing:
             content = os.pread(self._descriptor, self._lengths[position], self._offsets[position])
         record = decode(content)
@@ -100,7 +100,7 @@ class Journal:
         return record.outcome.line, record.outcome.failed
 
     def remove(self) -> None:
-        """Remove the file, unless another run has replaced it: the output is written, or nothing was answered."""
+        """Remove the file (the output is written, or nothing was answered), unless another run has replaced it."""
         if _is_at(self.path, self._descriptor):
             self.path.unlink()
 
@@ -176,7 +176,7 @@ class Journal:
         self._note(record, length)
 
     def _note(self, record: JournalRecord, length: int) -> None:
-        """Count the record whose `length` bytes the file ends with."""
+        """Count the last record of the file, which is `length` bytes long."""
         self.is_empty = False
         if record.outcome.failed:
             self._failed.add(record.position)

@@ -4,7 +4,7 @@
     record   CRC SP POSITION SP FAILED SP PROMPT_TOKENS SP COMPLETION_TOKENS SP {the output's line} LF
 
 CRC is the CRC-32 of the text between it and LF, as 8 hex digits. So each line is checked by itself: one that was cut or
-never reached the disk is detected anywhere in the file, and the others count.
+never reached the disk is detected anywhere in the file, and the others are still used.
 """
 
 import zlib

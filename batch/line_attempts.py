@@ -95,7 +95,7 @@ class LineAttempts:
             raise DeadlineExceeded(f"no complete answer within {limit_s:g} s (--request-timeout)") from None
 
     async def _give_up(self, answer: Answer | None, lost: PdserveError | None) -> Answer:
-        """Return the last answer, or raise the last error, as the line's; raise BatchStopped if the server is down."""
+        """Return the line's last answer or raise its last error; raise BatchStopped if the server is down."""
         last = str(lost) if answer is None else f"the server answers {answer.status}: {message_of(answer)}"
         if (problem := await self._health_problem()) is not None:
             raise BatchStopped(f"{last}, and {problem}")
@@ -105,7 +105,7 @@ class LineAttempts:
         return answer
 
     async def _health_problem(self) -> str | None:
-        """Return why the server is not healthy, None if it is; one without these paths counts as healthy."""
+        """Return why the server is not healthy, or None; a server without these paths counts as healthy."""
         for path in _PROBES:
             try:
                 async with asyncio.timeout(_PROBE_S):

@@ -61,7 +61,7 @@ def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Line
         return _failed_line(custom_id, request_id, answer.status, _error_of(path, answer, body))
     try:
         line = _line(custom_id, request_id, answer.status, body, None)
-    except orjson.JSONEncodeError:  # only its depth can fail: it was parsed from JSON
+    except orjson.JSONEncodeError:  # only the depth can be at fault: the body was parsed from JSON
         return failed(custom_id, request_id, 502, "the answer is nested deeper than 250 levels")
     return LineOutcome(line, False, *_tokens(body))
 
@@ -129,9 +129,9 @@ def _line(custom_id: str, request_id: str, status: int, body: Any, error: dict[s
 
 
 def _tokens(body: Any) -> tuple[int, int]:
-    """Return the prompt and completion tokens from the usage in an answer's body, by the names of any API.
+    """Return the prompt and completion tokens from the usage in an answer's body, with the field names of any API.
 
-    Anthropic's counts of the prompt are separate: what was cached, and the rest.
+    Anthropic counts a prompt's cached tokens separately from the rest.
     """
     usage = body.get("usage") if isinstance(body, dict) else None
     counts = usage if isinstance(usage, dict) else {}

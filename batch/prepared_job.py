@@ -32,7 +32,7 @@ class PreparedJob:
 
     @property
     def left(self) -> int:
-        """How many lines have no answer yet; if there are none, no backend is used."""
+        """How many lines have no answer yet; if all have one, no backend is used."""
         return self.total - self.journal.num_done - len(self.earlier.wanted)
 
     def take_over(self) -> None:

@@ -52,12 +52,12 @@ def request_of(line: Mapping[str, Any]) -> LineRequest:
         raise LineRefused("encoding_format must be float or base64: a line's answer is JSON", "encoding_format")
     try:
         return LineRequest(url, orjson.dumps(body))
-    except orjson.JSONEncodeError:  # only its depth can fail: it was parsed from JSON
+    except orjson.JSONEncodeError:  # only the depth can be at fault: the body was parsed from JSON
         raise LineRefused("the line's body is nested deeper than 250 levels", "body") from None
 
 
 def _quote(value: Any) -> str:
     if value is None:
         return "(none)"
-    text = value if isinstance(value, str) else f"of a JSON {json_name(value)}"
+    text = value if isinstance(value, str) else f"(a JSON {json_name(value)})"
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"

@@ -27,7 +27,7 @@ _log = EventLogger("batch")
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """The progress of a run. `done` includes errors and an earlier run's answers; the tokens are those of all.
+    """The progress of a run. `done` includes errors and an earlier run's answers, as do the token counts.
 
     `first_error` is the custom_id and the error of the first line that failed in this run, empty if none did.
     `warnings` counts the lines of each of the first 20 different warnings in this run.

@@ -58,7 +58,7 @@ class UrlBackend:
     async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
-        """Return the server's answer. Raises Unavailable without a complete one in time and within the limit."""
+        """Return the server's answer. Raises Unavailable if it is not complete in time and within the size limit."""
         assert self._session is not None, "not opened"
         own = {"Content-Type": "application/json"} if body else {}
         try:

@@ -2,7 +2,7 @@
 
     python benchmarks/dequantise.py [--size 4096] [--dtype bfloat16] [--repeats 5]
 
-One thread, so a figure is for one core; the best of the repeats, because other load only adds time.
+It runs one thread, so a figure is for one core, and prints the best repeat, because other load only adds time.
 """
 
 import argparse

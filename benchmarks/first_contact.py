@@ -3,7 +3,7 @@
     scripts/first-contact cuda                      all steps, into ./first-contact-cuda-TIME
     scripts/first-contact npu --only selftest       one step
     scripts/first-contact cuda --resume FOLDER      the steps of FOLDER that are not done
-    scripts/first-contact cpu --tiny                every step that a CPU has, on a tiny model: a smoke run
+    scripts/first-contact cpu --tiny                every step that runs on a CPU, on a tiny model: a smoke run
 
 A step has 8 minutes. At its limit all its processes are stopped, and the next step starts. FOLDER/report.md is written
 after each step; the output of every try is kept in FOLDER/logs. A closed terminal does not end the run. Exit status: 0

@@ -16,7 +16,7 @@ pd        | P and D on the device against one combined instance; gaps  | gaps wi
 tp        | tokens/s of 32 streams on two devices against one          | the same on one device    | 160%
 
 Fractions are of an H200's limits (4.3 TB/s, 788 TFLOP/s), or with --limits here of those measured in the same run.
-Without a GPU it prints that and measures nothing.
+Without a GPU it prints a line and measures nothing.
 """
 
 import argparse

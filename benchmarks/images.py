@@ -11,9 +11,9 @@ The kinds take turns, so a noisy machine disturbs both alike.
     gap       the longest gap between two tokens of a stream, from the burst's start to the end of its last answer:
               p50 and p99 over streams and rounds                              goal: images at most 1.1 x text
     turn      the longest turn of each process's event loop in bursts of images: its CPU time (goal: 20 ms), its length
-              without waits for a core, and its length; on a machine with other work only the first is ours
-    overlap   the share of P's computing in bursts of images for which its image encoder computes too, sampled by
-              their CPU time every 50 ms: 7/8 is the most for 8 images of one encoder that takes them in turn
+              without waits for a core, and its length; if the machine has other work, only the CPU time is ours
+    overlap   the share of P's computing time, in bursts of images, in which its image encoder computes too, sampled
+              every 50 ms by CPU time; at most 7/8 for 8 images, since one encoder takes them in turn
 """
 
 import argparse
@@ -87,14 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; `flags_of` and `start_pd` read the same names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="400m", choices=SHAPES, help="of the model (default: 400m)")
+    parser.add_argument("--shape", default="400m", choices=SHAPES, help="shape of the model (default: 400m)")
     parser.add_argument("--rounds", type=int, default=3, help="bursts of each kind (default: 3)")
-    parser.add_argument("--images", type=int, default=8, help="of a burst (default: 8)")
+    parser.add_argument("--images", type=int, default=8, help="images in a burst (default: 8)")
     parser.add_argument("--side", type=int, default=1024, help="pixels of an image's side (default: 1024)")
-    parser.add_argument("--streams", type=int, default=8, help="beside a burst (default: 8)")
-    parser.add_argument("--stream-tokens", type=int, default=8192, help="at most, of a stream (default: 8192)")
+    parser.add_argument("--streams", type=int, default=8, help="streams beside a burst (default: 8)")
+    parser.add_argument("--stream-tokens", type=int, default=8192, help="maximum tokens of a stream (default: 8192)")
     parser.add_argument("--chunk", type=int, default=512, help="--prefill-chunk-size (default: 512)")
-    parser.add_argument("--dtype", default="auto", help="of every engine (default: auto)")
+    parser.add_argument("--dtype", default="auto", help="dtype of every engine (default: auto)")
     parser.add_argument("--transport", help="a --kv-transport of the pair (default: the best)")
     parser.add_argument("--folder", help="where the model is written, for the run (default: the temporary folder)")
     parser.add_argument("--flags", default="", help="more flags of every process, such as '--device cuda'")
@@ -131,7 +131,7 @@ def children(pid: int, module: str) -> list[int]:
 
 
 def body_of(kind: str, model: str, seed: int, args: argparse.Namespace) -> tuple[str, bytes]:
-    """Return path and body of one request: an image that no other has, or as many random tokens."""
+    """Return the path and body of a request: an image that no other request has, or as many random tokens."""
     shape, common = SHAPES[args.shape], {"model": model, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
     if kind == "text":
         rng = random.Random(seed)
@@ -154,7 +154,7 @@ def post(port: int, path: str, body: bytes) -> float:
 
 @contextmanager
 def streams(port: int, model: str, args: argparse.Namespace) -> Any:
-    """Run streams until the block ends, which begins when all of them have tokens; yield their tokens' times."""
+    """Run streams for a `with` block, which begins when all of them have tokens; yield the times of their tokens."""
     arrivals: list[list[float]] = [[] for _ in range(args.streams)]
     over, running = threading.Event(), threading.Barrier(args.streams + 1)
 

@@ -37,7 +37,7 @@ class Build:
         native.linear_run.restype = None
         self._run, self._kernel = native.linear_run, native.linear_kernel_number(_KERNELS.index(kernel))
         if self._kernel is None:
-            sys.exit(f"--kernel {kernel}: this CPU has no such instructions")
+            sys.exit(f"--kernel {kernel}: this CPU does not have these instructions")
         weight = torch.nn.Linear(k, _COLUMNS, bias=False, dtype=dtype).requires_grad_(False)
         threads = library.threads(1)
         self._memory = PackedMemory(_PIECES * packed_bytes([weight]), declare(library), threads)

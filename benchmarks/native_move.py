@@ -2,8 +2,8 @@
 
     python benchmarks/native_move.py [--mib 64 256] [--repeats 9] [--no-native]
 
-Every measure is taken once in every round, so that other load on the machine affects all alike; medians. The pools
-are touched before; from 64 MiB on they exceed the caches of a core.
+Every measure is taken once in every round, so that other load on the machine affects all alike; the
+medians are printed. The pools are touched beforehand; from 64 MiB on they exceed the caches of a core.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def rates(mover: Mover, size_mib: int, repeats: int) -> None:
     for what in ("copy", "copy + digest"):
         ratio = seconds[f"{what}, single blocks of 6 KiB"] / seconds[f"{what}, frames of 3 MiB"]
         print(
-            f"{size_mib:5} MiB  {what}: single blocks take {ratio:.2f} times a contiguous pool, both in frames of 3 MiB"
+            f"{size_mib:5} MiB  {what}: single blocks take {ratio:.2f} x a contiguous pool's time, in frames of 3 MiB"
         )
 
 

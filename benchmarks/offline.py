@@ -6,7 +6,7 @@
 Prompts have 32 to 1,024 random tokens and outputs 16 to 128, by --seed; greedy, without end of sequence or prefix
 cache, bfloat16, at most 256 sequences per step and 2 GiB of KV on both sides. Each round runs both, one paused while
 the other is measured, so that a noisy machine disturbs both alike. The seconds are those of one call of LLM.generate.
-Printed, medians over the rounds: tokens per second in and out of each side, and the ratio of ours to theirs
+It prints medians over the rounds: each side's input and output tokens per second, and the ratio of ours to theirs
 (goal: 1.5). vLLM's CPU build is found as by `pdserve bench engine --peer vllm`: benchmarks/peers/setup, PEERS_HOME.
 """
 
@@ -95,7 +95,7 @@ class Vllm:
         home = peers_home(os.environ)
         python, log = home / "vllm" / "bin" / "python", home / "vllm-offline.log"
         if not python.exists():
-            raise SystemExit(f"{python} is not there: run benchmarks/peers/setup vllm, set PEERS_HOME, or --no-peer")
+            raise SystemExit(f"{python} is missing: run benchmarks/peers/setup vllm, set PEERS_HOME, or pass --no-peer")
         self._replies, theirs = os.pipe()
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         own = {
@@ -113,7 +113,7 @@ class Vllm:
         self._signal(signal.SIGSTOP)
 
     def run(self, requests: Sequence[Request]) -> float:
-        """Resume it until it has answered."""
+        """Resume vLLM until it has answered."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(requests).encode() + b"\n")

@@ -8,8 +8,8 @@ A router's process runs on the first core; fake workers that replay a stream (fr
 with raw sockets run on the second. CPU is that of all threads of the router's process, as counted by the kernel's
 scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tokenises it, and detokenises.
 
-    cost       64 streams of 2 tokens and of 256, a step every 20 ms: of a 2-token request, and of one more token
-    latency    64 streams of 64 to 192 tokens, a step every 20 ms: of the first token, and of others from their step on;
+    cost       64 streams of 2 tokens and of 256, a step every 20 ms: CPU of a 2-token request, and of one more token
+    latency    64 streams of 64 to 192 tokens, a step every 20 ms: of the first token, and of others since their step;
                `direct` is the same client talking to the workers without a router
     many       1,000 streams at 20 tokens/s: the lag of tokens in the first and the last quarter of the full load
     placement  among 1,000 members, in this process: CPU time of one decision, and of placing and releasing a prompt,
@@ -152,7 +152,7 @@ def many(server: Server, load: Child, idle: float, scale: float) -> Iterator[dic
 
 
 def direct(server: Server) -> dict[str, Any]:
-    """Return what lets the client talk to the workers without the router."""
+    """Return the fields of a run whose client talks to the workers without the router."""
     assert server.workers is not None
     return {"port": server.workers.ready["decode"], "prefill_port": server.workers.ready["prefill"]}
 

@@ -2,8 +2,8 @@
 
     python benchmarks/route_stages.py --py-spy BIN/py-spy
 
-64 streams of 2 tokens, as case `cost` of route.py; py-spy samples the router's process meanwhile. A sample belongs to
-the stage of its innermost frame that is in the table below; what no stage names is the event loop and the kernel.
+64 streams of 2 tokens, as in case `cost` of route.py; py-spy samples the router's process meanwhile. A sample belongs
+to the stage of its innermost frame that is in the table below; the rest is the event loop and the kernel.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a JSON line for each server, and a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--py-spy", default="py-spy", help="path of py-spy")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of load")
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of the load")
     args = parser.parse_args(arguments)
     model, found = command_output("model", "path"), {}
     for name, start in (("pdserve route", start_route), ("own instances", start_ours)):

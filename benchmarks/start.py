@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=1)
     parser.add_argument("--decode", type=int, default=1)
     parser.add_argument(
-        "--replace", nargs="+", default=[], metavar="NAME", help="kill these and time their replacement"
+        "--replace", nargs="+", default=[], metavar="NAME", help="kill these processes and time their replacement"
     )
     parser.add_argument("--no-spare", action="store_true", help="with --replace: use new processes")
     parser.add_argument("--route", type=int, nargs=2, metavar=("PREFILL", "DECODE"), help="start `pdserve route`")
@@ -122,7 +122,7 @@ def wait(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_S
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not after {START_S} s")
+            raise TimeoutError(f"the condition did not hold within {START_S} s")
         time.sleep(POLL_S)
 
 

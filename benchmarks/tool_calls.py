@@ -3,10 +3,10 @@
     python -P benchmarks/tool_calls.py
     python -P benchmarks/tool_calls.py --tokens 20000 --tools 1 64 --tokenizer MODEL/tokenizer.json
 
-The parser of each format reads answers in pieces of four characters, as tokens have: `content`, many `calls`, one call
-with a `long` argument, and markers that only begin (`begun`); with a parser of thinking before it (`thinking`). A line
-for each format, in microseconds a token. With `--tokenizer`, a line for each number of tools with ten arguments each:
-the milliseconds from `tool_choice: required` to a compiled grammar, in a process that has compiled one before.
+The parser of each format reads answers in pieces of four characters, about a token each: `content`, many `calls`, one
+call with a `long` argument, incomplete markers (`begun`), and text behind a reasoning parser (`thinking`). It prints a
+line for each format, in microseconds per token. With `--tokenizer`, it prints a line for each number of tools with ten
+arguments each: the milliseconds from `tool_choice: required` to a compiled grammar, after another one was compiled.
 """
 
 import argparse
@@ -49,7 +49,7 @@ CALLS = {
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=20_000, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=20_000, help="tokens of each answer")
     parser.add_argument("--tools", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, for grammars")
     args = parser.parse_args()

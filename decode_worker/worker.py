@@ -90,7 +90,7 @@ class DecodeWorker:
             owner.emit(Refused.with_error(state.prompt_id, error))
             return
         if not state.probe and self._turns.leave(owner):
-            self._post_release(_wake)  # blocks may be left for the next in line
+            self._post_release(_wake)  # blocks may be left for the next waiting prompt
         reservation = _Reservation(owner, state, secrets.token_hex(16), grammar)
         with self._lock:
             self._reservations[state.prompt_id] = reservation
@@ -202,7 +202,7 @@ class DecodeWorker:
         return None if running is None else running.owner
 
     def hold_finishes(self) -> AbstractContextManager[object]:
-        """While held, no prompt of this half can finish: events emitted meanwhile precede it. Only emit under it."""
+        """While held, no prompt of this half can finish, so events emitted under it come first. Only emit under it."""
         return self._lock
 
     def _refuse_a_second(self, prompt_id: str) -> None:

@@ -1,1 +1,1 @@
-"""What differs between devices, and nothing else of the product: one file per kind."""
+"""All code that differs between devices, and no other: one file per kind."""

@@ -1,7 +1,7 @@
 """The backends of torch process groups, in one table by name: how a group is made, its rules, and a link's memory.
 
 gloo   tensors in host memory; every test runs it
-nccl   GPUs; never run by us: no machine with one was at hand
+nccl   GPUs; never run by us: it takes two GPUs
 hccl   NPUs; never run by us
 
 Traits.collective names the backend of a device kind. The caller provides the store: the two ranks of a KV link
@@ -53,7 +53,7 @@ class Collective:
     not 0, no ticket waits for such a link where a quicker transport works.
     `connect_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
     `own_process`: each KV link makes its group in a process of its own, started with `defaults` in its environment,
-    and killing that process is the abort: HCCL has none. It also creates the communicator inside the first send, which
+    and killing it is the abort, of which HCCL has none. HCCL also creates the communicator inside the first send, which
     torch_npu puts into the one queue of a process, so a peer that hangs then would stop every operation of the process.
     `links_by_default`: KV links use it without being named.
     `error_handling`: the variable that says what torch does when one operation fails.
@@ -100,7 +100,7 @@ def setting_that_exits(collective: Collective, environ: Mapping[str, str]) -> st
 def setting_of_launch_order(collective: Collective, environ: Mapping[str, str]) -> str | None:
     """Return "NAME=VALUE" if a variable makes launches by two threads an error.
 
-    NCCL's NCCL_LAUNCH_RACE_FATAL (misc/strongstream.cc): their order is what the devices must agree on.
+    NCCL's NCCL_LAUNCH_RACE_FATAL (misc/strongstream.cc): all devices must get the launches in the same order.
     """
     name = collective.launch_order
     value = "" if name is None else environ.get(name, "").strip()
@@ -193,7 +193,7 @@ def _make_nccl(
 ) -> Any:
     """Keep torch's timeout of ten minutes: callers have deadlines, and a torch timeout makes a hung send look done.
 
-    The first operation creates the communicator. Unless it is `blocking`, torch gives that up after
+    The first operation creates the communicator. Unless the group is `blocking`, torch gives up after
     TORCH_NCCL_NONBLOCKING_TIMEOUT, which it reads once per process (NCCLUtils.cpp: NCCLComm::waitReady; the launch of
     each operation: C10D_NCCL_CHECK_TIMEOUT_GROUPEND). Groups of ranks are blocking: connecting may take them longer.
     """

@@ -75,7 +75,7 @@ class DevicePool:
         return self._num_marks
 
     def await_marks(self, count: int, timeout_s: float) -> bool:
-        """Wait, on another thread than the engine's, until `count` events are recorded; return whether they are."""
+        """Wait, on a thread other than the engine's, until `count` events are recorded; return whether they are."""
         with self._marking:
             return self._marking.wait_for(lambda: self._num_marks >= count, timeout_s)
 

@@ -45,7 +45,7 @@ class HostPool:
         size = os.fstat(fd).st_size
         if size != layout.total_bytes:
             os.close(fd)
-            raise ConfigError(f"rank 0 made a KV pool of {size} bytes, this rank's layout needs {layout.total_bytes}")
+            raise ConfigError(f"rank 0 made a KV pool of {size} bytes, but this rank needs {layout.total_bytes}")
         pool = cls.__new__(cls)
         pool._set_memory(layout, fd, _map(fd, layout))
         return pool

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """The owner's side. `handle` and `fds` are what a child needs to map it; `free` follows the end of the child."""
+    """The owner's side. A child maps it with `handle` and `fds`; `free` is called after the child's end."""
 
     tensor: "torch.Tensor"  # uint8, [num_bytes]
     handle: str

@@ -60,7 +60,7 @@ def npu_versions(environ: Mapping[str, str] | None = None, root: Path = Path("/"
 
 
 def kernel_versions() -> dict[str, str]:
-    """Return the versions of everything on this machine that kernels of any device come from."""
+    """Return the versions of all software on this machine that contains kernels, for any device."""
     libraries = {name: package_version(name) for name in _KERNEL_PACKAGES}
     return _known({**libraries, **cuda_versions(None), **npu_versions()})
 
@@ -91,7 +91,7 @@ def npu_mismatch(found: Mapping[str, str]) -> str | None:
         shown = format_versions(found)
         return f"torch_npu {torch_npu} is for torch {wanted}, not {torch}: install a matching pair ({shown})"
     if "+cu" in torch:
-        return f"torch {torch} is a CUDA build, torch_npu needs the CPU build (+cpu) ({format_versions(found)})"
+        return f"torch {torch} is a CUDA build, but torch_npu needs the CPU build (+cpu) ({format_versions(found)})"
     if cann is not None and numbers(cann)[:2] < numbers(MIN_CANN):
         return f"CANN {cann} is too old: {MIN_CANN} or later is needed ({format_versions(found)})"
     return None

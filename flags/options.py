@@ -64,7 +64,7 @@ class EngineOptions:
     served_model_name: tuple[str, ...] = flag((), "names clients use (default: --model as typed)", many=True)
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(0, "port to listen on (default: 9000 for a cluster, 8000 for pdserve serve)", parse=int)
-    ip: str | None = flag(None, "an instance's address in the table, to listen on (default: --host listens)")
+    ip: str | None = flag(None, "an instance's address in the table, to listen on (default: listen on --host)")
     kv_ip: str | None = flag(None, "address of its KV links, to listen on and connect from (default: the table's)")
     dtype: str = flag("auto", "weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
     device: str = flag(
@@ -80,8 +80,8 @@ class EngineOptions:
     )
     gap_limit: float = flag(
         0.1,
-        "longest gap, in seconds, that computing prompts may make in the tokens of streams beside them, as far as"
-        " decoding alone does not take longer",
+        "longest gap, in seconds, that computing prompts may cause between the tokens of running streams, unless"
+        " decoding alone takes longer",
         parse=float,
     )
     tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
@@ -89,7 +89,7 @@ class EngineOptions:
     rank_timeout: float = flag(10.0, "seconds a step may take: ranks that wait longer for each other exit", parse=float)
     quantization: str | None = flag(
         None,
-        "quantisation required of the checkpoint, any other is an error (default: the checkpoint's)",
+        "quantisation required of the checkpoint; any other is an error (default: the checkpoint's)",
         choices=QUANTIZATIONS,
     )
     block_size: int | None = flag(None, "tokens in one KV block (default: 16, 128 on NPUs)", parse=int)

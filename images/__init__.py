@@ -1,1 +1,1 @@
-"""How images stand in prompts: the tokens of each family of vision models, the allowed image files, digests."""
+"""How prompts represent images: the tokens of each family of vision models, the allowed image files, digests."""

@@ -30,7 +30,7 @@ class ByteCache(Generic[K, V]):
         return found
 
     def keep(self, key: K, value: V) -> None:
-        """Keep a value that fits the limit at all, in place of an earlier one; evict the least recently used."""
+        """Keep a value unless it alone exceeds the limit, in place of the key's earlier one; evict as needed."""
         if self._cost(value) > self._limit_bytes:
             return
         earlier = self._entries.pop(key, None)

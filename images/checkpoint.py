@@ -10,7 +10,7 @@ from images.families import VISION_TYPES, VisionFamily, vision_family
 from wire.errors import ConfigError
 
 _MAX_BYTES = 4 * 2**20
-_LLAMA_SIZE = 4096  # what transformers takes for a llama that does not say it: LLaVA 1.5 7B
+_LLAMA_SIZE = 4096  # transformers' default for a llama, as in LLaVA 1.5 7B
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
@@ -54,7 +54,7 @@ def processor_settings(folder: Path) -> dict[str, Any]:
 
 
 def _hidden_size(config: dict[str, Any]) -> int | None:
-    """Return the hidden size of the text network, whose settings may stand on the top level, as older files have it."""
+    """Return the hidden size of the text network, whose settings are at the top level in older files."""
     text = config.get("text_config")
     found = (text if isinstance(text, dict) else config).get("hidden_size", config.get("hidden_size"))
     if found is None and isinstance(text, dict) and text.get("model_type") == "llama":
@@ -65,7 +65,7 @@ def _hidden_size(config: dict[str, Any]) -> int | None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise ConfigError(f"{path} has {path.stat().st_size} bytes, at most {_MAX_BYTES} are allowed")
+            raise ConfigError(f"{path} has {path.stat().st_size} bytes, but the limit is {_MAX_BYTES}")
         read = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a readable JSON file: {error}") from error

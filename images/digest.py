@@ -1,4 +1,4 @@
-"""The digest of an image: equal only if its embeddings are and its tenant is. Pure."""
+"""The digest of an image: two are equal only if the embeddings and the tenants are. Pure."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ import hashlib
 def image_digest(data: bytes, *, settings_digest: bytes, model: str, cache_salt: str) -> bytes:
     """Return the sha256 over an image file, the processor's settings, the model's name and the tenant.
 
-    Of embeddings, their values take the file's place, and their type and grid that of the settings.
+    For embeddings, their values take the place of the file, and their type and grid that of the settings.
 
     Each part is hashed on its own first, so no two different sets of parts are the same bytes.
     """

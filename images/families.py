@@ -23,7 +23,7 @@ _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """How images stand in the prompts of one checkpoint.
+    """How images are represented in the prompts of one checkpoint.
 
     A chat template writes `placeholder_id` for an image. In the prompt it becomes the text `around`, `begin_ids`, then
     `token_id` count times, `end_ids` and `around` again. Only the `token_id`s get the image's embeddings.
@@ -61,7 +61,7 @@ def _llava(config: Settings, processor: Settings) -> VisionFamily:
     tower = _part(config, "vision_config")
     kind, side, patch = tower.get("model_type"), _number(tower, "image_size"), _number(tower, "patch_size")
     if kind not in _CLASS_TOKENS:
-        raise ConfigError(f"llava with a vision tower of type {kind}: only {' and '.join(_CLASS_TOKENS)} run")
+        raise ConfigError(f"llava with a vision tower of type {kind}: only {' and '.join(_CLASS_TOKENS)} are supported")
     crop = processor.get("crop_size") or side
     sides = (crop.get("height"), crop.get("width")) if isinstance(crop, Mapping) else (crop, crop)
     if sides != (side, side):
@@ -79,7 +79,7 @@ def _qwen2_vl(config: Settings, processor: Settings) -> VisionFamily:
     patch = processor.get("patch_size", _number(tower, "patch_size"))
     merge = processor.get("merge_size", _number(tower, "spatial_merge_size"))
     if (patch, merge) != (tower["patch_size"], tower["spatial_merge_size"]):
-        raise ConfigError(f"the image processor's patches are {patch} x {merge}, the vision tower's are others")
+        raise ConfigError(f"the image processor's patches are {patch} x {merge}, but the vision tower's differ")
     before, after = (config.get(f"vision_{place}_token_id") for place in ("start", "end"))
     written = (before, token_id, after) if isinstance(before, int) and isinstance(after, int) else (token_id,)
     return VisionFamily(

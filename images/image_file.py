@@ -13,7 +13,7 @@ from wire.errors import InvalidRequest
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 64 * 2**20
-"""Of one image; decoded it has three bytes a pixel."""
+"""The limit for one image, which has three bytes a pixel once decoded."""
 _ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap width and height
 
 
@@ -21,7 +21,7 @@ def read_header(data: bytes) -> ImageHeader:
     """Return the format and size of an image without decoding it. Raises InvalidRequest."""
     with _open(data) as image:
         width, height = image.size
-        exif = Image.Image.getexif(image)  # that of PNG decodes the pixels, in search of one after them
+        exif = Image.Image.getexif(image)  # PNG's own getexif decodes the pixels, in search of EXIF data after them
         if exif.get(_ORIENTATION, 1) in (5, 6, 7, 8):
             width, height = height, width
         return ImageHeader(image.format or "", width, height)
@@ -45,10 +45,10 @@ def _open(data: bytes) -> Image.Image:
             warnings.simplefilter("ignore")  # Pillow's warning about many pixels: the limit below is ours
             image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
-        raise InvalidRequest(f"an image of too many pixels, at most {MAX_PIXELS} pixels are allowed") from error
+        raise InvalidRequest(f"an image of too many pixels: the limit is {MAX_PIXELS} pixels") from error
     except Exception as error:  # as above
         raise InvalidRequest(f"not an image of {', '.join(FORMATS)}: {error}") from error
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise InvalidRequest(f"an image of {width} x {height} pixels, at most {MAX_PIXELS} pixels are allowed")
+        raise InvalidRequest(f"an image of {width} x {height} pixels, but the limit is {MAX_PIXELS} pixels")
     return image

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """What a file's header says; the size is the one after orientation."""
+    """The contents of a file's header; the size is the one after orientation."""
 
     format: str
     width: int

@@ -17,7 +17,7 @@ _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280  # the processor's own defaul
 
 @dataclass(frozen=True, slots=True)
 class PatchGrid:
-    """One token stands for a square of `side` pixels of the resized image, which has [min_pixels, max_pixels]."""
+    """One token stands for a square of `side` pixels of the resized image, which has min_pixels to max_pixels."""
 
     side: int
     min_pixels: int
@@ -25,13 +25,13 @@ class PatchGrid:
 
     @classmethod
     def of(cls, processor: Mapping[str, Any], patch: int, merge: int) -> "PatchGrid":
-        """Read the limits of an image processor. Raises ConfigError for some that it does not accept."""
+        """Read the limits of an image processor. Raises ConfigError for invalid ones."""
         size = processor.get("size") or {"shortest_edge": _MIN_PIXELS, "longest_edge": _MAX_PIXELS}
         least = processor.get("min_pixels") or size.get("shortest_edge")
         most = processor.get("max_pixels") or size.get("longest_edge")
         side = patch * merge
         if not isinstance(least, int) or not isinstance(most, int) or not side or not 0 < least <= most:
-            raise ConfigError(f"the image processor allows [{least}, {most}] pixels, in squares of {side}")
+            raise ConfigError(f"the image processor has invalid limits: {least} to {most} pixels, in squares of {side}")
         return cls(side, least, most)
 
     @property
@@ -44,7 +44,7 @@ class PatchGrid:
         aspect = max(width, height) / min(width, height)
         if aspect > _MAX_ASPECT:
             raise InvalidRequest(
-                f"an image of {width} x {height} pixels: one side may be {_MAX_ASPECT} times the other, not {aspect:g}"
+                f"an image of {width} x {height} pixels: its aspect ratio is {aspect:g}, but the limit is {_MAX_ASPECT}"
             )
         rows, columns = self._squares(width, height)
         return ImageTokens(rows * columns, (1, rows, columns))

@@ -1,4 +1,4 @@
-"""The tokens of one image, and the rule of families where every image has as many. Pure."""
+"""The tokens of one image, and the rule of families whose images all have the same number. Pure."""
 
 from dataclasses import dataclass
 

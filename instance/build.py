@@ -75,13 +75,13 @@ def build_engine(
 def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, host: InstanceHost) -> None:
     """Open the KV listeners and start the instance's threads."""
     check_named(config.options.kv_transport, engine.memories[0])
-    if config.role is not Role.COMBINED:  # which hands nothing off
+    if config.role is not Role.COMBINED:  # a combined instance hands nothing off
         warn_of_copies(config.options.kv_transport, engine.memories[0])
         warn_of_slow_set_up(config.options.kv_transport, engine.memories[0])
     warn_of_settings(config.options.kv_transport, engine.memories[0], config.num_ranks, os.environ)
     _log.info("kv_mover", name=process_mover().name)
     far = connect_ranks(config, engine.memories, identity)
-    step_s = config.options.rank_timeout if far else math.inf  # the sums of ranks on the CPU are not on a device
+    step_s = config.options.rank_timeout if far else math.inf  # only sums on a device can block a link's operations
 
     def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:
         rank = far.get(memory.layout.rank)

@@ -19,7 +19,7 @@ _MAX_TABLES = 8
 
 
 class EntryLock:
-    """Hold a table entry for this process. Raises ConfigError naming both processes if another one holds it."""
+    """Holds a table entry for this process. Raises ConfigError, naming both, if another process holds it."""
 
     def __init__(self, table_digest: str, server_ip: str, device_ids: tuple[str, ...]) -> None:
         self._server_ip, self._device_ids = server_ip, device_ids

@@ -19,7 +19,7 @@ class FutureGate(Generic[T]):
     """
 
     def __init__(self, what: str, loop: asyncio.AbstractEventLoop) -> None:
-        """`what` the prompts wait for, as a message names it."""
+        """`what` is what the prompts wait for, as named in messages."""
         self._what, self._loop = what, loop
         self._waiting: dict[str, Future[T]] = {}
 
@@ -40,7 +40,7 @@ class FutureGate(Generic[T]):
         """Forget a prompt: neither of its callbacks is called any more. Returns whether it was waiting."""
         future = self._waiting.pop(prompt_id, None)
         if future is not None:
-            future.cancel()  # one that other prompts share cannot be: it runs already
+            future.cancel()  # fails, as it should, if other prompts share the future: it is running already
         return future is not None
 
     def drop_all(self) -> None:

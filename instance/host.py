@@ -207,10 +207,10 @@ class InstanceHost:
         self._measurer.measure(self._sender, command, session)
 
     def _set_role(self, session: InstanceSession, command: SetRole) -> None:
-        """Answer the command's own session; the others learn of a change of role, which answers nothing of theirs."""
+        """Answer the session that sent the command, and report a change of role to the others."""
         obstacle = ""
         if command.role is not Role.DECODE and self.engine.info.takes_images and self._images is None:
-            obstacle = "it started as a decode instance, without the image encoder that others of this model need"
+            obstacle = "it started as a decode instance, without the image encoder that this model needs in other roles"
         before, answer = self._role.held, self._role.take(command, obstacle)
         _log.info("role_held", role=answer.role, epoch=answer.epoch, error=answer.error)
         session.emit(answer)

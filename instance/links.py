@@ -16,7 +16,7 @@ from wire.types import KvEndpoint
 _log = EventLogger("instance")
 
 MEASURE_TIMEOUT_S = 10.0
-TURN_TIMEOUT_S = 30.0  # with the above less than a scheduler waits for its answer
+TURN_TIMEOUT_S = 30.0  # both limits together are less than a scheduler waits for the answer
 
 
 class LinkedSender(Sender, Protocol):
@@ -59,7 +59,7 @@ def add_links(load: LoadSnapshot, sender: LinkedSender, receiver: CountedReceive
 class LinkMeasurer:
     """Owner of the measurements: one at a time, each on a thread of its own, as it waits for a peer.
 
-    A second one of the same session is refused, one of another session waits for its turn.
+    A second one of the same session is refused; one of another session waits for its turn.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class LinkMeasurer:
         self._askers = set[EventSink]()
 
     def measure(self, sender: LinkedSender, command: MeasureLink, asker: EventSink) -> None:
-        """Emit the measured link to the session that asked within a time limit, or an error. Returns at once."""
+        """Emit the measured link, or an error, to the requesting session, within a time limit. Returns at once."""
         with self._lock:
             is_busy = asker in self._askers
             self._askers.add(asker)
@@ -94,7 +94,7 @@ class LinkMeasurer:
 
     def _measure(self, sender: LinkedSender, command: MeasureLink) -> LinkStatus:
         if not self._turn.acquire(timeout=TURN_TIMEOUT_S):
-            raise Overloaded(f"other schedulers' measurements took {TURN_TIMEOUT_S:g} s; it measures one at a time")
+            raise Overloaded(f"other schedulers' measurements took {TURN_TIMEOUT_S:g} s; only one runs at a time")
         try:
             return sender.measure(
                 command.peer_id, command.epoch, command.endpoints, command.num_bytes, MEASURE_TIMEOUT_S

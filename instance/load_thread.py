@@ -28,7 +28,7 @@ class Loaded:
 
 
 def start_load(build: Callable[[], Loaded]) -> asyncio.Future[Loaded]:
-    """Run `build` in a thread of that name; return a future of its result or error, which others may end before it."""
+    """Run `build` in a thread; return a future of its result or error, which a caller may complete earlier."""
     loop = asyncio.get_running_loop()
     loading: asyncio.Future[Loaded] = loop.create_future()
 

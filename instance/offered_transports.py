@@ -38,7 +38,7 @@ def warn_of_copies(named: Sequence[str], memory: PoolMemory) -> None:
 
 
 def warn_of_slow_set_up(named: Sequence[str], memory: PoolMemory) -> None:
-    """Log once if prompts to other hosts wait for a set-up that takes long, as no other transport carries them."""
+    """Log once if prompts to other hosts must wait for a slow set-up, because no other transport carries them."""
     offered, device = [transport.traits for transport in make_transports(named, memory)], device_of(memory)
     collective, slow = collective_of(device), [one.name for one in offered if one.is_slow(device)]
     others = [one for one in offered if one.name not in slow and not (one.one_host or one.measured_first)]

@@ -142,7 +142,7 @@ class InstanceSession:
 
     def _generate(self, state: PromptState, grammar: Grammar | None) -> None:
         """Pass a prompt to the decode half, which computes it here, once its images are embedded."""
-        if not state.images or self._embed is None:  # whose engine refuses images
+        if not state.images or self._embed is None:  # without an encoder the engine refuses images
             self._workers.decode.generate(self, state, grammar)
             return
         self._image_gate.check_new(state.prompt_id)

@@ -16,7 +16,7 @@ _log = EventLogger("instance")
 class Sessions:
     """Owner of the open sessions. Its methods run on the event loop's thread, `emit` and `share_load` on any.
 
-    What one session sends belongs to it alone (instance/workers.py): its end is no event for the others.
+    The prompts of a session belong to it alone (instance/workers.py): its end does not affect the others.
     """
 
     def __init__(self, instance_id: str, load: Callable[[], LoadSnapshot]) -> None:
@@ -60,7 +60,7 @@ class Sessions:
                 session.emit(event)
 
     def share_load(self) -> None:
-        """Report the load at once if there are several: each must see what the prompts of others leave free."""
+        """Report the load at once if there are several sessions: each must see what the others' prompts leave free."""
         if len(self._by_scheduler) > 1:
             self.emit(Heartbeat(self._load()))
 

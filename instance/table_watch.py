@@ -27,7 +27,7 @@ _log = EventLogger("table")
 
 POLL_S = 1.0
 LET_GO_S = 30.0
-"""Longer than a new table takes to reach the scheduler's host (a ConfigMap may take minutes); then it drains us."""
+"""Longer than a new table takes to reach the scheduler's host (a ConfigMap may take minutes), which then drains us."""
 DRAIN_S = 300.0
 
 
@@ -74,7 +74,7 @@ class OwnTable:
 def stage(gone_s: float | None, *, in_session: bool, is_busy: bool) -> Stage:
     """Return the stage `gone_s` seconds after the entry was removed (None: it is listed). Pure.
 
-    The scheduler drains us by its own table and then ends the session. One that does not has a different table.
+    The scheduler drains us by its own table and then ends the session. A scheduler that does not has a different table.
     """
     if gone_s is None:
         return Stage.BELONGS
@@ -200,4 +200,4 @@ class EntryWatch:
         there = None if entry is None else entry.server.server_port
         if self._plan.has_node_ports or there is None or own.server_port in (None, there):
             return ""
-        return f"{text}: its port is {there} in the table, and {own.server_port} here"
+        return f"{text}: its port is {there} in the table, but {own.server_port} here"

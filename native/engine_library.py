@@ -39,7 +39,7 @@ class EngineLibrary:
         sizes = (ctypes.c_uint32 * len(structs)).in_dll(self.functions, symbol)
         for struct, size in zip(structs, sizes, strict=True):
             if ctypes.sizeof(struct) != size:
-                sizes_differ = f"is {size} bytes in the library, {ctypes.sizeof(struct)} in Python"
+                sizes_differ = f"is {size} bytes in the library, but {ctypes.sizeof(struct)} in Python"
                 raise NoNative(f"{self.path}: struct {struct.__name__} {sizes_differ}")
 
     def threads(self, count: int, *, isa: str | None = None) -> "Threads":

@@ -21,7 +21,8 @@ _OUTPUT_MAX = 300
 class Limits:
     """Deadline, cancellation and priority of commands.
 
-    `deadline` is of time.monotonic(). They are killed once `stop_fd` is readable or at EOF. `nice` is their niceness.
+    `deadline` is of time.monotonic(). Commands are killed once `stop_fd` is readable or at EOF. `nice` is their
+    niceness.
     """
 
     deadline: float
@@ -37,7 +38,7 @@ class Limits:
 def run_jobs(commands: Iterable[Sequence[str]], environ: Mapping[str, str], *, at_once: int, limits: Limits) -> None:
     """Run the commands, `at_once` at a time, without stdin.
 
-    Raises BuildFailed with the output of the first that failed, NoNative if one is late or cannot be run, and
+    Raises BuildFailed with the output of the first command that failed, NoNative if one is late or cannot be run, and
     BuildStopped. All processes are killed first.
     """
     waiting, running = list(reversed(list(commands))), set[_Job]()

@@ -1,9 +1,9 @@
-"""Describe bytes in memory: a region is contiguous memory, runs are rows in it, RegionRuns are runs from a base on.
+"""Describe bytes in memory: a region is contiguous; a run is evenly spaced rows; RegionRuns are runs from a base on.
 
     region | ........ row ...stride... row ........ row ...stride... row .... |
                       ^ base + offset              ^ base + offset
 
-Runs have no base: those of a block table are made once and used for every tensor with tokens of that size.
+Runs have no base: those of a block table are made once and used for every tensor that has the same token size.
 """
 
 import ctypes
@@ -39,10 +39,10 @@ class Runs:
     def of_slots(
         cls, spans: Iterable[tuple[int, int]], slot_bytes: int, *, skip: int = 0, row_bytes: int | None = None
     ) -> Self:
-        """Return `row_bytes` from byte `skip` of each slot (all of it by default); a span is (first slot, slots)."""
+        """Return `row_bytes` bytes of each slot from byte `skip` on, by default the rest; a span is (first, count)."""
         width = slot_bytes - skip if row_bytes is None else row_bytes
         if skip < 0 or skip + width > slot_bytes:
-            raise ValueError(f"bytes [{skip}, {skip + width}) of slots of {slot_bytes} bytes")
+            raise ValueError(f"bytes [{skip}, {skip + width}) are not within a slot of {slot_bytes} bytes")
         firsts, counts = tuple(zip(*spans, strict=True)) or ((), ())
         offsets = [first * slot_bytes + skip for first in firsts]
         runs = cls.__new__(cls)
@@ -158,7 +158,7 @@ def check_place(place: RegionRuns) -> None:
     """Raise IndexError unless every run is in the region."""
     region, base, runs = place
     if base < 0 or base + runs.extent > region.num_bytes:
-        raise IndexError(f"the runs end at byte {base} + {runs.extent}, the region has {region.num_bytes}")
+        raise IndexError(f"the runs end at byte {base} + {runs.extent}, but the region has {region.num_bytes}")
 
 
 def check_move(source: RegionRuns, target: RegionRuns) -> None:
@@ -166,7 +166,7 @@ def check_move(source: RegionRuns, target: RegionRuns) -> None:
     check_place(source)
     check_place(target)
     if source.runs.num_bytes != target.runs.num_bytes:
-        raise ValueError(f"{source.runs.num_bytes} bytes do not fill {target.runs.num_bytes}")
+        raise ValueError(f"the source has {source.runs.num_bytes} bytes, but the target has {target.runs.num_bytes}")
     if target.region.readonly:
         raise ValueError("the target is read-only")
 

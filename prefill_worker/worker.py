@@ -28,7 +28,7 @@ _log = EventLogger("prefill")
 
 Post = Callable[[Callable[[Engine], None]], None]
 Embed = Callable[[Sequence[PromptImage]], "Future[tuple[Embeddings, ...]]"]
-"""Returns the future of the images' embeddings; a prompt that is gone cancels it."""
+"""Returns the future of the images' embeddings; it is cancelled when the prompt is gone."""
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class PrefillWorker:
         return None if hand_off is None else hand_off.owner
 
     def hold_finishes(self) -> AbstractContextManager[object]:
-        """While held, no prompt of this half can finish: events emitted meanwhile precede it. Only emit under it."""
+        """While held, no prompt of this half can finish, so events emitted under it come first. Only emit under it."""
         return self._lock
 
     def _end_early(self, prompt_id: str, prefilled: Prefilled) -> None:
@@ -209,7 +209,7 @@ class PrefillWorker:
             hand_off.owner.emit(HandedOff(prompt_id, times))
 
     def _refuse_while_much_is_held(self) -> None:
-        """Bound the finished KV that is held, each under a lease, by a common limit. The lock is held."""
+        """Raise NoCapacity while finished KV, held under leases, fills its share of the pool. The lock is held."""
         held = [hand_off.blocks for hand_off in self._hand_offs.values() if hand_off.prefill_s is not None]
         total = self._engine.info.layout.num_blocks
         if sum(held) >= hold_limit(total):
@@ -274,7 +274,7 @@ class PrefillWorker:
         self._post_release(drop)
 
     def _pop_hand_off(self, prompt_id: str, owner: EventSink | None = None) -> _HandOff | None:
-        """Remove and return a prompt's hand-off, with `owner` only if it is the prompt's."""
+        """Remove and return a prompt's hand-off; if `owner` is given, only if the prompt is the owner's."""
         with self._lock:
             hand_off = self._hand_offs.get(prompt_id)
             if hand_off is None or (owner is not None and hand_off.owner is not owner):

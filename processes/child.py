@@ -1,4 +1,4 @@
-"""A child process that can be killed, and the socket to it; its own side is child_limits.py.
+"""A child process that can be killed, and the socket to it; the child's own side is child_limits.py.
 
 python -P -m MODULE DESCRIPTOR PARENT_PID [ARGUMENT...]     DESCRIPTOR is the child's end of the socket
 """
@@ -28,7 +28,7 @@ class ChildProcess:
         self, module: str, *arguments: str, environ: Mapping[str, str] | None = None, is_silent: bool = False,
         keeps_stderr: bool = False, own_session: bool = False,
     ) -> None:  # fmt: skip
-        """Start the process: `is_silent` discards its stdout, `keeps_stderr` is for `stderr_tail`. Raises OSError.
+        """Start the process: `is_silent` discards its stdout, `stderr_tail` needs `keeps_stderr`. Raises OSError.
 
         An event loop must not start it: uvloop forks, and gRPC, which has threads here, then runs its own handlers
         between fork and exec, some of which crash. Python's subprocess uses vfork, where nothing runs in between.

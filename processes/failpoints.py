@@ -102,7 +102,7 @@ class Failpoints:
         names = [point.name for point in points]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"{VARIABLE}: {name} is set {names.count(name)} times, set it once")
+                raise ConfigError(f"{VARIABLE}: {name} is set {names.count(name)} times: set it once")
         return cls(points)
 
     @property
@@ -169,7 +169,7 @@ def _parse_one(part: str) -> Failpoint:
     if not name or not equals or action not in ACTIONS or (argument and action != "delay"):
         raise ConfigError(f"{VARIABLE}: {part!r} is not name=action with an action of {', '.join(ACTIONS)}")
     if name not in _ALL_POINTS:
-        raise ConfigError(f"{VARIABLE}: {name!r} is not a failpoint; known are {', '.join((*_ALL_POINTS, PREEMPT))}")
+        raise ConfigError(f"{VARIABLE}: {name!r} is not a failpoint; choose from {', '.join((*_ALL_POINTS, PREEMPT))}")
     if action not in _ALL_POINTS[name].actions:
         corrupting = ", ".join(known for known, point in _ALL_POINTS.items() if point.corrupts is not None)
         raise ConfigError(f"{VARIABLE}: {name} has nothing to corrupt; corrupt works at {corrupting}")

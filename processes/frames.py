@@ -17,7 +17,7 @@ def frame(*parts: bytes) -> bytes:
 
 
 def read_frame(read: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> bytes | None:
-    """Return the next body, None where the stream ends; `read(count)` returns less than `count` only there.
+    """Return the next body, None at the end of the stream; `read(count)` returns less than `count` only there.
 
     Raises ValueError for a body of more than `max_bytes`.
     """
@@ -67,7 +67,7 @@ def _payload_length(head: bytes | bytearray, max_bytes: int) -> int | None:
         return None
     length = int.from_bytes(head, "big")
     if length > max_bytes:
-        raise ValueError(f"a frame of {length} bytes: at most {max_bytes} are allowed")
+        raise ValueError(f"a frame of {length} bytes, but the limit is {max_bytes}")
     return length
 
 

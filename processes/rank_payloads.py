@@ -16,7 +16,7 @@ _SHOWN_BYTES = 200
 
 
 def pack_error(error: BaseException | None) -> bytes:
-    """Return an error's name and message as JSON, b"" for None; a foreign error crosses as InternalError."""
+    """Return an error's name and message as JSON, b"" for None; an error that is not ours becomes InternalError."""
     return b"" if error is None else json.dumps({"error": to_name(error), "text": str(error)}).encode()
 
 
@@ -32,7 +32,7 @@ def unpack_error(payload: bytes, before: str = "") -> PdserveError | None:
 
 
 def to_json(value: object) -> bytes:
-    """Return a dataclass, or a list of some, for `from_json`."""
+    """Return a dataclass, or a list of dataclasses, as JSON for `from_json`."""
     return json.dumps(value, default=dataclasses.asdict).encode()
 
 

@@ -43,7 +43,7 @@ class CheckedSockets:
 class AllowedServers:
     """The servers that transfers may connect to: the rules, the resolver of names (None: the system's), and the hosts.
 
-    Without `hosts` each one is allowed, else these names alone, also after a redirect.
+    Without `hosts` every host is allowed, otherwise only these, also after a redirect.
     """
 
     def __init__(

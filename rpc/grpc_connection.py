@@ -125,7 +125,7 @@ class GrpcSession:
             ("a message to an instance", message.ByteSize(), MAX_MESSAGE_BYTES),
         ):
             if size > limit:
-                error = InvalidRequest(f"{what} of {size} bytes, at most {limit} are allowed")
+                error = InvalidRequest(f"{what} of {size} bytes, but the limit is {limit}")
                 self._refused.append(Refused.with_error(command.prompt.prompt_id, error))
                 return None
         return message

@@ -47,9 +47,9 @@ class ImageFiles:
     def attach(self, command: Command, sizes: Sequence[int]) -> Command:
         """Return the command with the files received for it, of these sizes. Raises InvalidRequest for others."""
         if self._num_bytes > MAX_IMAGE_BYTES:
-            raise InvalidRequest(f"images of {self._num_bytes} bytes, at most {MAX_IMAGE_BYTES} are allowed", "images")
+            raise InvalidRequest(f"images of {self._num_bytes} bytes, but the limit is {MAX_IMAGE_BYTES}", "images")
         if self._num_bytes != sum(sizes):
-            raise InvalidRequest(f"images of {self._num_bytes} bytes were received, {sum(sizes)} announced", "images")
+            raise InvalidRequest(f"images: {self._num_bytes} bytes received, but {sum(sizes)} announced", "images")
         if not isinstance(command, Prefill | Generate) or not self._num_bytes:
             return command
         files, images, start = b"".join(self._pieces), list[PromptImage](), 0

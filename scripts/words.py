@@ -67,7 +67,7 @@ _ANYWHERE = re.compile(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what was found; return 1 if that is anything."""
+    """Print the findings; return 1 if there are any."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", *argv], capture_output=True, text=True, check=True
     ).stdout.splitlines()

@@ -1,1 +1,1 @@
-"""What a process accepts: the cluster secret and its proofs, nonces, trusted addresses, mutual TLS."""
+"""Which peers a process accepts: the cluster secret and its proofs, nonces, trusted addresses, mutual TLS."""

@@ -1,4 +1,4 @@
-"""The cluster secret on gRPC: every call proves it over a nonce fetched for that call; the server proves it first.
+"""The cluster secret over gRPC: server and client prove for every call that they hold it, over fresh nonces.
 
     client   Challenge(its nonce, fingerprint) ---->
              <- its nonce, its proof, fingerprint    server
@@ -33,7 +33,7 @@ _NONCE_BYTES = 32
 
 
 async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: float) -> Metadata:
-    """Return the metadata with which to call `method` at `address`, once the server has proven the secret.
+    """Return the metadata for a call of `method` at `address`, once the server has proven that it holds the secret.
 
     Raises Incompatible when one side lacks the secret or has another, AioRpcError when the server does not answer.
     """
@@ -49,7 +49,8 @@ async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: f
         raise Incompatible(differ(secret, trust.host, theirs, their_host))
     if not Prover(secret, _PURPOSE, nonce, reply.nonce).holds(Side.SERVER, reply.proof):
         raise Incompatible(
-            f"{their_host} names the cluster secret {theirs} of this host ({trust.host}) but cannot prove it"
+            f"{their_host} names the cluster secret {theirs} of this host ({trust.host}) "
+            "but cannot prove that it holds it"
         )
     proof = Prover(secret, _purpose_of(method), nonce, reply.nonce).proof(Side.CLIENT)
     return tuple(zip(_KEYS, (nonce, reply.nonce, proof), strict=True))
@@ -64,11 +65,11 @@ class ProofCheck:
         self.refused = 0
 
     async def challenge(self, request: pb.ChallengeRequest, context: Any) -> pb.ChallengeReply:
-        """Answer a Challenge: prove the secret, issue a nonce. Without one, abort if the table lacks the address."""
+        """Prove that this server holds the secret, and issue a nonce. Without a secret, check the address instead."""
         secret, host = self._trust.secret, f"{printable(request.host)} at {peer_address(context)}"
         await self._check_address(context)
         if not MIN_NONCE_BYTES <= len(request.nonce) <= MAX_NONCE_BYTES:
-            message = f"a nonce of {len(request.nonce)} bytes, {MIN_NONCE_BYTES} to {MAX_NONCE_BYTES} are allowed"
+            message = f"a nonce of {len(request.nonce)} bytes: {MIN_NONCE_BYTES} to {MAX_NONCE_BYTES} are allowed"
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "nonce", message)
         theirs = readable(request.fingerprint)
         if theirs != ("" if secret is None else secret.fingerprint):

@@ -39,12 +39,12 @@ class NonceMint:
             return "its nonce was not issued by this process"
         age_s = self._clock() - int.from_bytes(body[:_TIME_BYTES], "big") / 1000
         if age_s > NONCE_LIFE_S:
-            return f"its nonce is {age_s:.1f} s old, the limit is {NONCE_LIFE_S:g} s"
+            return f"its nonce is {age_s:.1f} s old, but the limit is {NONCE_LIFE_S:g} s"
         if nonce in self._expiry_by_used:
             return "its nonce was used before"
         self._forget_expired()
         if len(self._expiry_by_used) >= self._max_used:
-            return f"{len(self._expiry_by_used)} nonces were used within {NONCE_LIFE_S:g} s, the limit is reached"
+            return f"{len(self._expiry_by_used)} nonces were used within {NONCE_LIFE_S:g} s, which is the limit"
         return None
 
     def use(self, nonce: bytes) -> None:

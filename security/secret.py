@@ -1,10 +1,10 @@
-"""The cluster secret: read from its file, named by a fingerprint, and proven over nonces without sending it.
+"""The cluster secret: read from a file, named by a fingerprint; peers prove over nonces that they hold it.
 
     client   -- its nonce -------------------------------------------> server
              <- its nonce, HMAC(secret, server | purpose | nonces) ----
              -- HMAC(secret, client | purpose | nonces) ------------->
 
-Both sides prove it; the role in each proof prevents reflecting a proof back. HMAC is RFC 2104 over SHA-256.
+The secret is never sent; the role in each proof prevents reflecting a proof back. HMAC is RFC 2104 over SHA-256.
 """
 
 import hmac

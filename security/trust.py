@@ -1,4 +1,4 @@
-"""Which peers a process accepts: those that prove the cluster secret, or, without one, the global table's addresses."""
+"""Which peers a process accepts: those that prove they hold the cluster secret or, without one, those in the table."""
 
 import contextlib
 import ipaddress
@@ -76,7 +76,7 @@ class Trust:
             self.addresses.replace(_canonical_addresses(hosts))
 
     def check_address(self, address: str) -> None:
-        """Raise Incompatible unless there is a secret, which is proven instead, or the table has this address."""
+        """Raise Incompatible unless the table has this address or a secret is set, which peers then prove to hold."""
         if self.secret is None and not self.has_address(address):
             raise Incompatible(self.unlisted(address))
 
@@ -84,8 +84,8 @@ class Trust:
         """Return the message for a peer whose address the table lacks."""
         listed = ", ".join(sorted(self.addresses)[:8] + (["loopback"] if self.loopback else [])) or "none"
         return (
-            f"{printable(address)} is not in the global table of {self.host} ({listed}) and there is no cluster "
-            f"secret that it could prove: put one beside the global table of every host"
+            f"{printable(address)} is not in the global table of {self.host} ({listed}), and no cluster "
+            f"secret is configured: put one beside the global table of every host"
         )
 
     def warn(self) -> None:
@@ -115,7 +115,7 @@ def spell(address: str) -> str | None:
 
 
 def printable(text: str) -> str:
-    """Return a peer's own host name, cut to 64 characters, with unsafe ones replaced."""
+    """Return a host name sent by a peer, cut to 64 characters, with unsafe ones replaced."""
     return "".join(char if char.isalnum() or char in ".:-_[]" else "?" for char in text[:_MAX_HOST_CHARS]) or "?"
 
 

@@ -193,12 +193,12 @@ class SimulatedInstance:
         if self.behaviour.refuse:
             self._refuse(session, state.prompt_id, self.behaviour.refuse.popleft(), "set to refuse")
         elif blocks > total:
-            self._refuse(session, state.prompt_id, NeverFits.__name__, f"{blocks} blocks wanted, the pool has {total}")
+            self._refuse(session, state.prompt_id, NeverFits.__name__, f"{blocks} blocks needed, {total} in the pool")
         elif blocks > total - self.blocks_used or not in_turn:
             free = total - self.blocks_used
             if not state.probe:
                 self._turns.wait(session)
-            self._refuse(session, state.prompt_id, NoCapacity.__name__, f"{blocks} blocks wanted, {free} free")
+            self._refuse(session, state.prompt_id, NoCapacity.__name__, f"{blocks} blocks needed, {free} free")
         else:
             if not state.probe and self._turns.leave(session):
                 asyncio.get_running_loop().call_soon(self._share_load)

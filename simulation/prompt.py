@@ -14,7 +14,7 @@ class Behaviour:
 
     A step takes `step_s`, or what it costs if `cost` is given: then chunks keep the gaps of its streams below
     `gap_limit_s`, or below a prompt's own limit. A hand-off takes `send_s`, and `send_token_s` for each
-    token of the prompt. One that `caches_prefixes` computes no prefix of a prompt that it has computed or received.
+    token of the prompt. With `caches_prefixes` a prefix that was computed or received is not computed again.
 
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
     events are delayed by `lag_s`. With `ignores_commands` no command has an effect; a stuck instance (see `get_stuck`)

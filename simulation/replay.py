@@ -13,7 +13,7 @@ from wire.types import SamplingParams, TokenLogprobs, TokenOutput
 
 _NEVER_S = 1e9
 _MAX_RETRIES = 2
-"""As the official clients do, each after the Retry-After of a 429."""
+"""The default of the official clients; each retry waits for the Retry-After of a 429."""
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ def plan(
 
 
 def gap_limit(prompts: Iterable[SimulatedPrompt], own_s: float) -> tuple[float, bool]:
-    """Return the shortest limit of gaps among the streams, those on their way included, and whether any are.
+    """Return the shortest gap limit of the streams, including expected ones, and whether any are expected.
 
     `own_s` is the instance's limit, for streams without one.
     """

@@ -1,1 +1,1 @@
-"""The fake of each layer, for tests, benchmarks and `--engine fake`; the product loads only that one, by its name."""
+"""A fake of each layer for tests and benchmarks; the product loads only that of `--engine fake`, by its name."""

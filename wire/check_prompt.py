@@ -40,13 +40,13 @@ def check_prompt(state: PromptState) -> None:
     num_lists, num_scored = len(state.params.prompt_logprob_token_ids), len(state.token_ids) - 1
     if num_lists > num_scored:
         raise InvalidRequest(
-            f"prompt_logprob_token_ids has {num_lists} lists, at most the prompt's length - 1 = {num_scored}",
+            f"prompt_logprob_token_ids has {num_lists} lists, but the limit is the prompt's length - 1 = {num_scored}",
             "prompt_logprob_token_ids",
         )
     if len(state.cache_salt) > MAX_SALT:
-        raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, at most {MAX_SALT} are allowed")
+        raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, but the limit is {MAX_SALT}")
     if not state.gap_limit_s >= 0:
-        raise InvalidRequest(f"gap_limit_s is {state.gap_limit_s}: at least 0")
+        raise InvalidRequest(f"gap_limit_s is {state.gap_limit_s}, must be at least 0")
     if state.outputs and len(state.outputs) != state.params.num_sequences:
         raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
     if state.images:
@@ -113,7 +113,7 @@ def _check_bounds(name: str, value: float | tuple[object, ...] | None, bounds: B
     """Refuse a number out of bounds, and a list that would take long to walk at every token."""
     if isinstance(value, tuple):
         if not bounds.allow(len(value)):
-            raise InvalidRequest(f"{name} has {len(value)} entries, at most {bounds.maximum} are allowed", name)
+            raise InvalidRequest(f"{name} has {len(value)} entries, but the limit is {bounds.maximum}", name)
     elif value is not None and not bounds.allow(value):
         raise InvalidRequest(f"{name} is {value}, must be {bounds}", name)
 
@@ -121,7 +121,7 @@ def _check_bounds(name: str, value: float | tuple[object, ...] | None, bounds: B
 def _check_ids_of(params: SamplingParams) -> None:
     for word in params.bad_words:
         if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
-            limit = f"must have from 1 to {MAX_BAD_WORD_TOKENS}"
+            limit = f"but each must have 1 to {MAX_BAD_WORD_TOKENS}"
             raise InvalidRequest(f"bad_words has a word of {len(word)} tokens, {limit}", "bad_words")
         check_ids("bad_words", word)
     check_ids("stop_token_ids", params.stop_token_ids)
@@ -129,7 +129,7 @@ def _check_ids_of(params: SamplingParams) -> None:
     check_ids("logprob_token_ids", params.logprob_token_ids)
     num_scored = sum(map(len, params.prompt_logprob_token_ids))
     if num_scored > MAX_SCORED_TOKENS:
-        limit = f"at most {MAX_SCORED_TOKENS} are allowed"
+        limit = f"but the limit is {MAX_SCORED_TOKENS}"
         raise InvalidRequest(f"prompt_logprob_token_ids has {num_scored} ids, {limit}", "prompt_logprob_token_ids")
     for ids in params.prompt_logprob_token_ids:
         check_ids("prompt_logprob_token_ids", ids)

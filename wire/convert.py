@@ -176,7 +176,7 @@ def role_from_pb(value: str) -> Role:
 
 def _image_from_pb(message: pb.PromptImage) -> PromptImage:
     if len(message.grid) != 3:
-        raise InvalidRequest(f"the grid of an image has {len(message.grid)} numbers, must be 3", "images")
+        raise InvalidRequest(f"the grid of an image has {len(message.grid)} numbers instead of 3", "images")
     time, height, width = message.grid
     return _IMAGE.from_pb(message, grid=(time, height, width))
 

@@ -14,7 +14,7 @@ PdserveError
 │   ├── Loading             an instance is still loading its model    503
 │   └── Draining            this process is shutting down             503
 ├── HandoffFailed           the KV did not arrive completely          500  ABORTED
-├── OutputDiffers           generated again, it is another output     500  ABORTED
+├── OutputDiffers           a repeated generation is not the same     500  ABORTED
 ├── DeadlineExceeded        a wait exceeded its deadline              504  DEADLINE_EXCEEDED
 ├── Cancelled               the caller disconnected                   499  CANCELLED
 ├── Incompatible            two processes do not belong together      500  FAILED_PRECONDITION

@@ -1,4 +1,4 @@
-"""The load that an instance reports to its schedulers, the links to its peers included, and the metrics of it."""
+"""The load that an instance reports to its schedulers, including its links to peers, and the load's metrics."""
 
 from dataclasses import dataclass
 

@@ -123,7 +123,8 @@ class SetRole:
 class Heartbeat:
     """Renews the session's lease; the instance's heartbeat carries its load.
 
-    With several schedulers the instance also sends one when blocks of a prompt get free, so that none waits longer.
+    With several schedulers the instance also sends one when blocks of a prompt become free, so that none has to wait
+    for the next regular one.
     """
 
     load: LoadSnapshot | None = None

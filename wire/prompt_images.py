@@ -10,7 +10,7 @@ from wire.types import PromptImage, PromptState
 
 MAX_IMAGES = 1024  # of a prompt; the scheduler's own limit is lower
 MAX_IMAGE_BYTES = 32 * 2**20
-"""Of the files of all images of a prompt: a message to an instance carries them together."""
+"""The limit for all image files of one prompt together."""
 DIGEST_BYTES = 32
 
 
@@ -18,9 +18,9 @@ def check_images(state: PromptState) -> None:
     """Raise InvalidRequest, with the value and the limit, for images that no prompt may have."""
     images = state.images
     if len(images) > MAX_IMAGES:
-        raise InvalidRequest(f"a prompt has {len(images)} images, at most {MAX_IMAGES} are allowed", "images")
+        raise InvalidRequest(f"a prompt has {len(images)} images, but the limit is {MAX_IMAGES}", "images")
     if (size := num_data_bytes(images)) > MAX_IMAGE_BYTES:
-        raise InvalidRequest(f"images of {size} bytes, at most {MAX_IMAGE_BYTES} are allowed", "images")
+        raise InvalidRequest(f"images of {size} bytes, but the limit is {MAX_IMAGE_BYTES}", "images")
     if state.pooling is not None:
         raise InvalidRequest("pooling of a prompt with images is not available", "images")
     free = 0
@@ -35,7 +35,7 @@ def num_data_bytes(images: Sequence[PromptImage]) -> int:
 
 
 def marks_within(images: Sequence[PromptImage], start: int, end: int) -> bytes:
-    """Return where each image among the tokens [start, end) begins, and its digest; nothing where there is none."""
+    """Return where each image among the tokens [start, end) begins, and its digest; empty if there is none."""
     within = (image for image in images if image.start < end and start < image.start + image.count)
     return b"".join(image.start.to_bytes(8, "little") + image.digest for image in within)
 
@@ -43,12 +43,12 @@ def marks_within(images: Sequence[PromptImage], start: int, end: int) -> bytes:
 def _check_image(name: str, image: PromptImage, free: int, num_tokens: int) -> None:
     end = image.start + image.count
     if image.count < 1 or not free <= image.start < end <= num_tokens:
-        where = f"must be at least one token in [{free}, {num_tokens})"
-        raise InvalidRequest(f"{name} is the tokens [{image.start}, {end}), {where}", "images")
+        where = f"but needs at least one token within [{free}, {num_tokens})"
+        raise InvalidRequest(f"{name} has the tokens [{image.start}, {end}), {where}", "images")
     if len(image.digest) != DIGEST_BYTES:
         raise InvalidRequest(f"{name} has a digest of {len(image.digest)} bytes, must be {DIGEST_BYTES}", "images")
     if image.dtype and image.dtype not in ITEM_BYTES:
         known = ", ".join(ITEM_BYTES)
-        raise InvalidRequest(f"{name} has embeddings of type {image.dtype[:40]!r}, there are {known}", "images")
+        raise InvalidRequest(f"{name} has embeddings of type {image.dtype[:40]!r}; known types: {known}", "images")
     if min(image.grid) < 1 or max(image.grid) > MAX_COUNT or prod(image.grid) != image.count:
         raise InvalidRequest(f"{name} has {image.count} tokens, but a grid of {image.grid}", "images")

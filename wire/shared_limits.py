@@ -3,7 +3,7 @@
 SLOW_TURNS = 4.0
 MAX_S = 120.0
 MAX_SCHEDULERS = 16
-"""Of one cluster: an instance has a session with each."""
+"""The limit for one cluster: an instance has a session with each scheduler."""
 
 
 def progress_limit(slowest_turn_s: float, *, least_s: float) -> float:

@@ -8,9 +8,9 @@ TURN_S = 0.5
 class Turns:
     """Owner of the line of schedulers whose last reservation was refused for lack of blocks, first come first served.
 
-    Without it the scheduler whose prompt ends is the first to know of its blocks, and takes them each time. A turn
-    lapses TURN_S after another scheduler was first refused for it: its prompt may have been placed elsewhere. One
-    scheduler alone never waits for a turn.
+    Without turns, the scheduler whose prompt ends would hear of the free blocks first, and take them each time. A turn
+    lapses TURN_S after another scheduler was first refused because of it: the waiting prompt may have been placed
+    elsewhere. One scheduler alone never waits for a turn.
     """
 
     def __init__(self) -> None:

@@ -73,9 +73,9 @@ class StructuredOutput:
 class BeamSearch:
     """Beam search as transformers does it; the width is the params' `num_beams`.
 
-    A hypothesis scores the sum of its log probabilities over its length ** `length_penalty`. `early_stopping`: True
-    ends when `n` hypotheses are done, False when no live beam can do better by its current score, "never" when none
-    can at any length.
+    A hypothesis' score is the sum of its log probabilities divided by its length ** `length_penalty`. The search ends,
+    with `early_stopping` True, when `n` hypotheses are done; False, when no live beam can do better by its current
+    score; "never", when none can at any length.
     """
 
     length_penalty: float = parameter(1.0, Bounds(-100, 100))
@@ -128,7 +128,7 @@ class SamplingParams:
         return self.logprob_token_ids or self.logprobs or 0
 
     def wanted_at(self, position: int, num_tokens: int) -> "int | tuple[int, ...]":
-        """Return the same of the token at a position of a prompt with `num_tokens` tokens."""
+        """Return the same for the token at a position of a prompt with `num_tokens` tokens."""
         lists = self.prompt_logprob_token_ids
         at = position - num_tokens + len(lists)
         return lists[at] if at >= 0 and lists else self.prompt_logprobs or 0
@@ -195,8 +195,8 @@ class TokenLogprobs:
 class Beam:
     """A hypothesis of a beam search: its output ids and the sum of their log probabilities.
 
-    A `done` one has finished, by the stop token `stop_token_id`, the last of its ids, or by its length. `logprobs` has
-    an entry for each id if the request has log probabilities, else none.
+    A `done` hypothesis has finished, by the stop token `stop_token_id`, the last of its ids, or by its length.
+    `logprobs` has an entry for each id if the request has log probabilities, else none.
     """
 
     token_ids: tuple[int, ...]
@@ -213,7 +213,7 @@ class PromptImage:
     `digest` is a sha256 over all that its embeddings depend on: the file, the processor's settings, the model and the
     tenant. `grid` is its extent in time, height and width, in tokens; (1, 1, count) where the model has no use for it.
     `data` is the image file, or its embeddings if `dtype` names their type: count rows, little-endian. It is there only
-    on the way to the instance that computes the prompt: two images are equal without it.
+    on the way to the instance that computes the prompt, and comparisons of images ignore it.
     """
 
     start: int
@@ -242,10 +242,10 @@ class PromptState:
 
     `outputs[i]` are the output token ids of sequence i; empty tuple = nothing sampled yet. A beam search uses `beams`
     instead, live and done ones, empty before its first step. With `pooling` nothing is generated: the result is the
-    values of its kind. Commit, retry and resume carry this state; all else is rebuilt
-    from it. Prompts with different `cache_salt` never share cached KV. `images` ascend and do not overlap.
-    `traceparent` and `chat` go to workers of other engines only; `chat` is what they get in place of the ids.
-    `gap_limit_s` is the longest gap that computing other prompts may make in its tokens; 0: the instance's own limit.
+    values of its kind. Commit, retry and resume carry this state; all else is rebuilt from it. Prompts with different
+    `cache_salt` never share cached KV. `images` ascend and do not overlap. `traceparent` and `chat` go to workers of
+    other engines only; `chat` is what they get in place of the ids. `gap_limit_s` is the longest gap that computing
+    other prompts may cause between its tokens; 0: the instance's own limit.
     """
 
     prompt_id: str

@@ -17,7 +17,7 @@ GOAL = 0.80
 def measure_hand_off(
     device: Device, limits: Limits, transport: str | None, *, mib: int, rounds: int, judged: bool
 ) -> Iterator[Row]:  # fmt: skip
-    """Yield a row with the digest off, to which the goal applies, and one with it on; each checks the bytes once."""
+    """Yield a row with the digest off, to which the goal applies, and one with the digest on; both check the bytes."""
     transport = transport or best_transport(device)
     shape = shape_named("default")
     num_bytes = shape.tokens_of(mib * MIB) * shape.token_bytes
@@ -34,7 +34,7 @@ def measure_hand_off(
 
 
 def best_transport(device: Device) -> str:
-    """Return the best transport between two processes on this device; process groups need a device for each."""
+    """Return the best transport between processes that share this device; collectives need one device for each."""
     pool = link_pools.make_pool(device)
     try:
         traits = [transport.traits for transport in make_transports((), pool)]

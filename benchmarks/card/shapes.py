@@ -28,18 +28,18 @@ class Shape:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one number."""
+        """Bytes of one element."""
         return 4 if self.dtype == "float32" else 2
 
     @property
     def layer_weights(self) -> int:
-        """Numbers in the matrices of all layers."""
+        """Elements of the matrices of all layers."""
         attention = self.hidden * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         return self.num_layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
     def head_weights(self) -> int:
-        """Numbers in the output matrix."""
+        """Elements of the output matrix."""
         return self.hidden * self.vocab_size
 
     @property

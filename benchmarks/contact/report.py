@@ -1,4 +1,4 @@
-"""The folder of a first contact: report.md for people, steps.json to resume from. Without secrets."""
+"""The folder of a first contact: report.md for people, steps.json to resume from; neither has secrets."""
 
 import json
 import os

@@ -98,7 +98,7 @@ def _reap() -> None:
 
 
 class _Output:
-    """Copies a command's output to the log, whole lines, without secrets. Owns the pipe."""
+    """Copies a command's output to the log in whole lines, without secrets. Owns the pipe."""
 
     def __init__(self, pipe: IO[bytes], file: IO[str], secrets: tuple[str, ...]) -> None:
         os.set_blocking(pipe.fileno(), False)
@@ -107,8 +107,8 @@ class _Output:
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def copy(self, within_s: float) -> None:
-        """Copy what is there, or arrives in time."""
-        if not self._selector.get_map():  # the command closed it and still runs
+        """Copy the output that is there or arrives in time."""
+        if not self._selector.get_map():  # the command closed the pipe but still runs
             time.sleep(within_s)
             return
         if self._selector.select(within_s):

@@ -25,7 +25,7 @@ SHOWS = {
     "engine-8b": "the same with an 8B shape",
     "pd-one-card": "the hop between two processes on one card; on GPUs also P/D against one combined instance",
     "pd-two-cards": "P/D with a card for each, over NCCL or HCCL, and the gap between D's tokens while KV arrives",
-    "pd-tp-2": "the same with two ranks each, on four cards: KV beside the sums",
+    "pd-tp-2": "the same with two ranks each, on four cards: KV transfers beside all-reduces",
     "tp-2": "32 streams on an 8B shape, on two cards against one",
     "vllm-install": "on GPUs: vLLM's wheel in an environment of its own inside the folder",
     "vllm": "on GPUs: vLLM and this engine in turn",
@@ -89,7 +89,7 @@ def steps_of(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
     shares = may_share(kind_named(card.kind))  # two instances on one NPU are refused
 
     def on(count: int) -> dict[str, Any]:
-        """Return how a step gets so many devices, or why it cannot: gpu.py itself shows as many as one side needs."""
+        """Return the fields of a step on `count` devices; without them gpu.py shows only as many as one side needs."""
         visible = find_kind(card.kind).traits.visible_variable
         is_set = visible is None or visible in os.environ
         return {

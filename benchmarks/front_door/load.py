@@ -28,7 +28,7 @@ _EVENT = b"data: {"
 
 
 class Call:
-    """One connection that sends request after request and records the answers; `arrivals_s` are of the last one."""
+    """One connection that sends request after request and records the answers; `arrivals_s` is the last answer's."""
 
     def __init__(self, port: int, run: "Run") -> None:
         self._run = run

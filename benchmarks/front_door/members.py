@@ -1,4 +1,4 @@
-"""A registry of many living members with some load on each, for the time of one placement."""
+"""A registry of many living members, each with some load, used to time one placement."""
 
 import random
 from typing import Any

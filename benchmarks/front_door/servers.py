@@ -28,7 +28,7 @@ def parser_of(description: str | None, cases: Sequence[str], num_sent: str) -> a
     parser.add_argument("--model", help="folder whose tokenizer is used (default: the default model)")
     parser.add_argument("--only", nargs="+", choices=cases, default=cases, help="default: all")
     parser.add_argument("--scale", type=float, default=1.0, help=f"fraction of the {num_sent} to send (default: 1)")
-    parser.add_argument("--flag", action="append", default=[], help="a flag of our scheduler, as --flag=--sse-x")
+    parser.add_argument("--flag", action="append", default=[], help="a flag of our scheduler, such as --flag=--sse-x")
     parser.add_argument("--profile", help="file for cProfile's figures of our scheduler; CPU figures are then too high")
     parser.add_argument("--router", help="path of vllm-router")
     return parser

@@ -1,4 +1,4 @@
-"""The reference: one thread copies the same number of bytes between two pools, both touched, sealed memfds."""
+"""The reference: one thread copies the same number of bytes between two pools, each a sealed, touched memfd."""
 
 import sys
 import time

@@ -51,7 +51,7 @@ class Ours:
 
     @staticmethod
     def _core(number: int, of: int, half: int) -> int | None:
-        """Return a core for P or for D, as `pdserve up` does; None for several of them."""
+        """Return a core for P or for D, as `pdserve up` does; None if there are several."""
         cores = sorted(os.sched_getaffinity(0))
         return cores[half] if of == 1 and number == 0 and len(cores) > 1 else None
 

@@ -147,9 +147,9 @@ def peers_home() -> Path:
 
 
 def checked(name: str, answer: Mapping[str, object], *, verify: bool) -> float:
-    """Return the seconds of an answer. Raises RuntimeError if they should be verified and were not."""
+    """Return the seconds of an answer. Raises RuntimeError if its bytes should be verified and are wrong."""
     if verify and answer["verified"] is not True:
-        raise RuntimeError(f"{name} moved other bytes than it was given")
+        raise RuntimeError(f"{name} delivered bytes other than those it was given")
     seconds = answer["seconds"]
     assert isinstance(seconds, float)
     return seconds

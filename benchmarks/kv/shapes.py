@@ -45,7 +45,7 @@ def shape_named(name: str) -> Shape:
 
 
 def block_table(num_blocks: int, first: int, count: int, *, scattered: bool) -> tuple[int, ...]:
-    """Return `count` blocks from the `first` of the pool on: adjacent, or no block adjacent to its predecessor."""
+    """Return `count` of the pool's blocks, starting at `first`: all adjacent, or none adjacent to its predecessor."""
     assert first + count <= num_blocks, f"blocks [{first}, {first + count}) of {num_blocks}"
     blocks = list(range(first, first + count))
     if not scattered:

@@ -19,7 +19,7 @@ def recording(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[str
 def longest_turn_ms(folder: Path, pid: int, spans: Sequence[Span]) -> dict[str, float]:
     """Return the longest turn that ended in one of the spans (CLOCK_MONOTONIC), by each measure.
 
-    An upper bound of its CPU time; its length without waits for a core that other processes used; its length.
+    The measures are an upper bound of a turn's CPU time, its length without waits for a core, and its length.
     """
     file = folder / f"{pid}.txt"
     found = [(0.0, 0.0, 0.0)]

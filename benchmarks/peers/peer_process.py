@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def arguments(about: str | None) -> argparse.Namespace:
     """Return `max_bytes` and `source`; from now on this process ends with its parent."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-bytes", type=int, required=True, help="of the largest move")
+    parser.add_argument("--max-bytes", type=int, required=True, help="bytes of the largest move")
     parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     die_with_parent()

@@ -3,7 +3,7 @@
     python vllm_offline.py MODEL_DIR DTYPE REPLY_FD
 
 Each line on standard input, [[token ids, output tokens], ...], is answered with {"seconds": ..., "tokens": ...} on
-REPLY_FD: from LLM.generate to its return, greedy, without end of sequence or prefix cache. The first reply,
+REPLY_FD: those of one call of LLM.generate, greedy, without end of sequence or prefix cache. The first reply,
 {"version": ...}, shows that the model is loaded and has run once.
 """
 

@@ -1,1 +1,1 @@
-"""The model as arithmetic on real pools: what each token must be is known."""
+"""The model as arithmetic on real pools: every correct token is known in advance."""

@@ -42,5 +42,5 @@ class FakeEncoding:
         return EncodedImage(ImageTokens(self._count, (1, 1, self._count)), data)
 
     def close(self) -> None:
-        """Record it."""
+        """Record the call."""
         self.is_closed = True

@@ -1,1 +1,1 @@
-"""A vLLM worker as HTTP shows it, over the arithmetic model: its tokens can be computed, and it can be made to fail."""
+"""vLLM's HTTP API over the arithmetic model: the tokens of this worker are predictable, and it can be made to fail."""

@@ -103,7 +103,7 @@ class FakeAnswer:
     async def _check(self, point: str) -> None:
         fault = self.fault
         if fault is not None and fault.point == point and self.num_tokens >= fault.after_tokens:
-            if fault.action in ENDLESS:  # until then the prompt keeps its place and its blocks
+            if fault.action in ENDLESS:  # meanwhile the prompt keeps its batch slot and its blocks
                 await self.faults.meet(fault, self.request)
             raise _Met
 

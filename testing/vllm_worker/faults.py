@@ -27,7 +27,7 @@ class Fault:
     `point`: before the answer starts; during the generation, once `after_tokens` of its tokens are out; after the last
     token, with the answer unfinished. A stream that has begun ends there, as if it were complete but for its [DONE],
     for all actions but error, recompute and those that are ENDLESS. At `read` it hits a decode worker that reads this
-    one's KV. With `recompute` vllm-ascend's decode worker gives up a sequence whose blocks others need
+    worker's KV. With `recompute` vllm-ascend's decode worker gives up a sequence whose blocks others need
     (vllm_ascend.core.recompute_scheduler).
     """
 
@@ -39,7 +39,7 @@ class Fault:
 
 
 class Faults:
-    """Owner of the pending faults, in order. `die` ends the process, or what stands for it, and `stop` stops it."""
+    """Owner of the pending faults, in order. `die` ends the process, or the server inside one, and `stop` stops it."""
 
     def __init__(self, die: Callable[[], None], stop: Callable[[], None]) -> None:
         self._die = die

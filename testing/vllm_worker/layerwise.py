@@ -28,7 +28,7 @@ async def receive_kv(
     settings: WorkerSettings, rank: WorkerRank, session: aiohttp.ClientSession, url: str, request_id: str,
     block_ids: Sequence[int],
 ) -> list[KvEntry]:  # fmt: skip
-    """Report the blocks that a request's KV is wanted in, and wait for the KV without a limit."""
+    """Report the blocks that are to receive a request's KV, and wait for the KV without a limit."""
     external_id = request_id[:-SUFFIX]
     arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
     rank.arrivals[external_id] = arrival
@@ -44,7 +44,7 @@ async def receive_kv(
 async def send_kv(
     session: aiohttp.ClientSession, wanted: dict[str, Any], external_id: str, kv: Sequence[KvEntry]
 ) -> None:
-    """Send the KV of a request to the decode worker that wants it; one that is gone is not noticed."""
+    """Send the KV of a request to the decode worker that wants it; if that worker is gone, do nothing."""
     message = {
         "verb": "push", "checked": False, "engine_id": wanted["remote_engine_id"],
         "request_id": external_id, "kv": kv[wanted["remote_cached_tokens"] :],

@@ -75,7 +75,7 @@ async def offer_kv(
 
 
 async def take_registration(rank: WorkerRank, session: aiohttp.ClientSession, message: dict[str, Any]) -> None:
-    """Keep what a decode worker registers, and send it the KV if that is there."""
+    """Keep a decode worker's registration, and send the KV if it is there."""
     rank.registrations[message["request_id"]] = message["wanted"]
     await _send(rank, session, message["request_id"])
 

@@ -80,7 +80,7 @@ class WorkerRank:
         await self._goes_on.wait()
 
     def note_prompt(self, prompt: tuple[int, ...], salt: str) -> int:
-        """Return how many tokens of a prompt, in whole blocks and without its last one, earlier prompts began with."""
+        """Return how many of a prompt's tokens, in whole blocks and without the last token, began an earlier prompt."""
         digest, num_cached, size = hash(salt), 0, self.block_size
         for start in range(0, len(prompt) - size, size):
             digest = hash((digest, prompt[start : start + size]))

@@ -17,8 +17,8 @@ class WorkerSettings:
 
     With `connector` none it ignores `kv_transfer_params`. With nixl a decode worker reads the blocks that a reference
     names, held or not, as vLLM does: once they are freed the answer is right until another prompt takes them.
-    `wrong_200`: freed blocks of this prefill worker are garbage at once (vllm#52234). `engine_id`: that of all its
-    lives, as set in a --kv-transfer-config (default: a new one for each). Its references name blocks
+    `wrong_200`: freed blocks of this prefill worker are garbage at once (vllm#52234). `engine_id` is the same in all
+    its lives, as if set in a --kv-transfer-config (default: a new one for each). Its references name blocks
     `block_offset` further than those that it holds. A chunk of a stream carries `tokens_per_chunk`. With
     ascend-layerwise the decode leg is sent first (layerwise.py), and names `side_channel_host`, else `host`; with
     nixl-push and mooncake both legs are sent at once (push.py), mooncake's engines found at `bootstrap_port`.

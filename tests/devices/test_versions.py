@@ -63,7 +63,7 @@ def test_npu_driver_and_cann_versions_are_read(file: str, tmp_path: Path) -> Non
         ({"CANN": None}, None),  # a container may have it elsewhere: its import decides
         ({"torch": "2.14.0+cpu"}, "torch_npu 2.13.0 is for torch 2.13, not 2.14.0+cpu: install a matching pair"),
         ({"torch": "2.1.0"}, "is for torch 2.13, not 2.1.0"),
-        ({"torch": "2.13.0+cu130"}, r"torch 2.13.0+cu130 is a CUDA build, torch_npu needs the CPU build (+cpu)"),
+        ({"torch": "2.13.0+cu130"}, r"torch 2.13.0+cu130 is a CUDA build, but torch_npu needs the CPU build (+cpu)"),
         ({"CANN": "8.5.1"}, "CANN 8.5.1 is too old: 9.0 or later is needed"),
         ({"CANN": "8.0.RC1"}, "CANN 8.0.RC1 is too old"),
         ({"torch_npu": None}, "torch and torch_npu are both needed"),

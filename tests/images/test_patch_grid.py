@@ -25,7 +25,7 @@ def test_the_count_is_that_of_the_processor(width: int, height: int, least: int,
     try:
         patches = processor.get_number_of_image_patches(height, width)
     except ValueError:
-        with pytest.raises(InvalidRequest, match="200 times the other"):
+        with pytest.raises(InvalidRequest, match="but the limit is 200"):
             rule.tokens(width, height)
         return
 

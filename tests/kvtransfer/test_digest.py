@@ -199,7 +199,7 @@ def test_runs_past_their_region_are_refused_with_both_numbers(mover: Mover) -> N
     rows = RegionRuns(Region(memory), 0, Runs([(0, 10, 46, 3)]))  # the last ends at 102
 
     for bad in (outside, rows, RegionRuns(Region(memory), -1, inside.runs)):
-        with pytest.raises(IndexError, match="the region has 100"):
+        with pytest.raises(IndexError, match="but the region has 100"):
             mover.digest(bad)
         with pytest.raises(IndexError):
             mover.copy(RegionRuns(Region(DATA), 0, bad.runs), bad, StopFlag())
@@ -208,9 +208,9 @@ def test_runs_past_their_region_are_refused_with_both_numbers(mover: Mover) -> N
 
 
 def test_unequal_sizes_are_refused_with_both_numbers(mover: Mover) -> None:
-    with pytest.raises(ValueError, match="10 bytes do not fill 11"):
+    with pytest.raises(ValueError, match="the source has 10 bytes, but the target has 11"):
         mover.copy_and_digest(whole(bytes(10)), whole(bytearray(11)), StopFlag())
-    with pytest.raises(ValueError, match="10 bytes do not fill 11"):
+    with pytest.raises(ValueError, match="the source has 10 bytes, but the target has 11"):
         mover.copy(whole(bytes(10)), whole(bytearray(11)), StopFlag())
 
 

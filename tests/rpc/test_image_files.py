@@ -53,7 +53,7 @@ def test_files_other_than_announced_are_refused(sizes: list[int]) -> None:
     received = ImageFiles()
     received.take(b"GIF")
 
-    with pytest.raises(InvalidRequest, match=rf"images of 3 bytes were received, {sum(sizes)} announced"):
+    with pytest.raises(InvalidRequest, match=rf"images: 3 bytes received, but {sum(sizes)} announced"):
         received.attach(Generate(_state(*(b"" for _ in sizes))), sizes)
 
 
@@ -62,7 +62,7 @@ def test_more_than_the_limit_is_not_kept_but_refused() -> None:
     for _ in range(6):
         received.take(piece)
 
-    with pytest.raises(InvalidRequest, match=f"images of {6 * len(piece)} bytes, at most {MAX_IMAGE_BYTES}"):
+    with pytest.raises(InvalidRequest, match=f"images of {6 * len(piece)} bytes, but the limit is {MAX_IMAGE_BYTES}"):
         received.attach(Generate(_state(b"")), [6 * len(piece)])
     assert received._pieces == []
 

@@ -215,7 +215,7 @@ def test_a_server_that_only_knows_the_fingerprint_is_refused() -> None:
         finally:
             await server.stop(0)
 
-    assert "but cannot prove it" in asyncio.run(run())
+    assert "but cannot prove that it holds it" in asyncio.run(run())
 
 
 def test_the_secret_never_crosses_the_wire() -> None:
@@ -309,7 +309,7 @@ def test_an_expired_nonce_is_refused_and_may_be_retried() -> None:
         await check.admit(Context(await prove(Stub(), "Describe", HERE, "a:1", DEADLINE_S)), "Describe")
         return str(caught.value)
 
-    assert "its nonce is 11.0 s old, the limit is 10 s" in asyncio.run(run())
+    assert "its nonce is 11.0 s old, but the limit is 10 s" in asyncio.run(run())
     assert check.refused == 1
 
 

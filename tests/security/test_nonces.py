@@ -33,7 +33,7 @@ def test_a_nonce_is_valid_for_its_lifetime_and_its_age_is_reported() -> None:
     clock.now += NONCE_LIFE_S
     assert mint.problem(nonce, CLIENT) is None
     clock.now += 1.5
-    assert mint.problem(nonce, CLIENT) == "its nonce is 11.5 s old, the limit is 10 s"
+    assert mint.problem(nonce, CLIENT) == "its nonce is 11.5 s old, but the limit is 10 s"
 
 
 def test_a_used_nonce_never_becomes_valid_again() -> None:
@@ -64,6 +64,6 @@ def test_nonces_cost_no_memory_and_used_ones_are_bounded() -> None:
     assert sys.getsizeof(mint._expiry_by_used) == before
     for nonce in issued[:3]:
         mint.use(nonce)
-    assert mint.problem(issued[3], CLIENT) == "3 nonces were used within 10 s, the limit is reached"
+    assert mint.problem(issued[3], CLIENT) == "3 nonces were used within 10 s, which is the limit"
     clock.now += NONCE_LIFE_S
     assert mint.problem(mint.issue(CLIENT), CLIENT) is None
