@@ -90,7 +90,7 @@ def check_folder(path: Path, what: str) -> None:
 
 @contextlib.contextmanager
 def _add_path_to_errors(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError that has none, as those of a descriptor."""
+    """Add the file's name to an OSError that has none, such as one from a descriptor."""
     try:
         yield
     except OSError as error:

@@ -5,7 +5,7 @@
     python benchmarks/frontdoor.py --profile /tmp/front.prof --only stream-256
 
 The real scheduler process listens on a real port, with two fake instances (gRPC, one process); a client with raw
-sockets runs in a third process. CPU is that of all threads of the measured process, as counted by the kernel's
+sockets runs in a third process. CPU time is that of all threads of the measured process, as counted by the kernel's
 scheduler, minus its idle use; `threads_us` lists them separately, idle use included: `loop` is the first thread, which
 runs our event loop, `python` gRPC's poller, `event_engine` gRPC's own. Every stream has one event per token,
 detokenised by the server; every prompt is text.

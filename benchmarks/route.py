@@ -5,7 +5,7 @@
     python benchmarks/route.py --profile /tmp/route.prof --only cost
 
 A router's process runs on the first core; fake workers that replay a stream (front_door/http_workers.py) and a client
-with raw sockets run on the second. CPU is that of all threads of the router's process, as counted by the kernel's
+with raw sockets run on the second. CPU time is that of all threads of the router's process, as counted by the kernel's
 scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tokenises it, and detokenises.
 
     cost       64 streams of 2 tokens and of 256, a step every 20 ms: CPU of a 2-token request, and of one more token

@@ -17,7 +17,7 @@ the clients end and the cluster is checked:
               --most-growth, one descriptor for each client, and one thread
     leftovers nothing in shared memory, no process and no open port after `pdserve down`
 
-One JSON line; the exit status is 1 if one of these does not hold.
+It prints one JSON line; the exit status is 1 if one of these checks fails.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python benchmarks/wakeups.py
 
 A peer process sends a message of 300 bytes every 5 ms; ours only reads it on uvloop, over gRPC (like the scheduler from
-its instances) and from a plain socket. CPU is that of all threads of the reading process.
+its instances) and from a plain socket. The CPU time is that of all threads of the reading process.
 """
 
 import argparse

@@ -33,7 +33,7 @@ class HostPool:
             fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | _F_SEAL_SEAL)
         except OSError as error:
             os.close(fd)
-            raise ConfigError(f"no KV pool of {layout.total_bytes} bytes on this host: {error}") from error
+            raise ConfigError(f"cannot make a KV pool of {layout.total_bytes} bytes on this host: {error}") from error
         except BaseException:
             os.close(fd)
             raise
@@ -88,7 +88,7 @@ def _make_mapping(fd: int, layout: PoolLayout) -> mmap.mmap:
     try:
         os.ftruncate(fd, layout.total_bytes)
     except OverflowError as error:
-        raise ConfigError(f"no KV pool of {layout.total_bytes} bytes on this host: {error}") from error
+        raise ConfigError(f"cannot make a KV pool of {layout.total_bytes} bytes on this host: {error}") from error
     return _map(fd, layout)
 
 
@@ -96,4 +96,4 @@ def _map(fd: int, layout: PoolLayout) -> mmap.mmap:
     try:
         return mmap.mmap(fd, layout.total_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(f"no KV pool of {layout.total_bytes} bytes on this host: {error}") from error
+        raise ConfigError(f"cannot make a KV pool of {layout.total_bytes} bytes on this host: {error}") from error

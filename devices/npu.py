@@ -60,7 +60,7 @@ class NpuKind:
             npu = importlib.import_module("torch_npu").npu
         except (ImportError, OSError, RuntimeError) as error:
             message = " ".join(str(error).split())
-            return f"torch_npu {version} cannot be imported, CANN is missing or does not match: {message} ({seen})"
+            return f"torch_npu {version} cannot be imported; CANN is missing or does not match: {message} ({seen})"
         return None if npu.is_available() else f"torch_npu {version} sees no NPU ({seen})"
 
     def open(self, index: int = 0) -> "NpuDevice":

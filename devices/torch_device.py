@@ -73,7 +73,7 @@ class TorchDevice:
         except RuntimeError as error:  # torch's own OutOfMemoryError is one
             free = self.memory().free
             raise ConfigError(
-                f"no KV pool of {layout.total_bytes} bytes on {self.name}, which has {free} free: {error}"
+                f"cannot make a KV pool of {layout.total_bytes} bytes on {self.name}, which has {free} free: {error}"
             ) from error
 
     def share_memory(self, num_bytes: int) -> "SharedMemory":

@@ -71,7 +71,7 @@ def cuda_mismatch(found: Mapping[str, str]) -> str | None:
     if cuda is None:
         return f"torch is built without CUDA: run scripts/install --device cuda ({format_versions(found)})"
     if driver is None:
-        return f"no NVIDIA driver is loaded here, /proc/driver/nvidia/version is missing ({format_versions(found)})"
+        return f"no NVIDIA driver is loaded here: /proc/driver/nvidia/version is missing ({format_versions(found)})"
     minimum = MIN_DRIVER.get(numbers(cuda)[0])
     if minimum is not None and numbers(driver) < numbers(minimum):
         return (

@@ -183,7 +183,7 @@ async def _feed_session(session: ServedSession, requests: AsyncIterator[bytes]) 
 
 
 def _take(session: ServedSession, message: bytes, files: ImageFiles) -> None:
-    """Pass on the commands of a message; one that cannot be read is refused if its prompt id can be read."""
+    """Pass on the commands of a message; an unreadable command is refused if its prompt id can be read."""
     try:
         parsed = _parse(pb.CommandMessage, message)
     except InvalidRequest as error:

@@ -1,11 +1,11 @@
-"""The role that an instance has now: the table's at first, then the one of the latest accepted SetRole."""
+"""The role that an instance has now: the table's at first, then that of the latest accepted SetRole."""
 
 from wire.messages import RoleHeld, SetRole
 from wire.types import Role
 
 
 class HeldRole:
-    """Owner of an instance's role and its epoch. The epoch rises with each change, so that of two one is refused."""
+    """Owner of an instance's role and its epoch. Of two changes with the same epoch, the second is refused."""
 
     def __init__(self, role: Role) -> None:
         self._held = RoleHeld(role, 0)

@@ -35,7 +35,7 @@ from wire.types import KvEndpoint, PromptLogprobs, PromptState, Role, StageTimes
 class OpenSession:
     """First message of a session.
 
-    An older session of the same scheduler ends with all its work. An instance has one with each of its schedulers.
+    An older session of the same scheduler ends with all its work. An instance has one session with each scheduler.
     """
 
     scheduler_id: str
@@ -69,7 +69,7 @@ class Generate:
 class PrefillAndHold:
     """To a worker of another engine: compute the prompt and hold its KV for one fetch; answered by PrefillHeld.
 
-    One that sends the KV by itself answers by PrefillBegun before it computes.
+    A worker that sends the KV by itself answers with PrefillBegun before it computes.
     """
 
     prompt: PromptState
@@ -79,7 +79,7 @@ class PrefillAndHold:
 class FetchAndGenerate:
     """To a worker of another engine: fetch the KV that each reference names, one per sequence, and generate to the end.
 
-    A reference is what `PrefillHeld` or `PrefillBegun` brought: opaque, and used once.
+    A reference comes from `PrefillHeld` or `PrefillBegun`: it is opaque and used once.
     """
 
     prompt: PromptState

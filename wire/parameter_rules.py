@@ -47,7 +47,7 @@ class Bounds:
 class Parameter:
     """The rule of one parameter.
 
-    `client` are the bounds of a request's value, `instance` those of a value that reaches an instance; of a list, they
+    `client` are the bounds of a request's value, `instance` those of a value that reaches an instance; for a list, they
     are the bounds of its length. `with_beams` is the only value that beam search allows, None: any. `model_sets`:
     whether generation_config.json may change the default. `kind` and `default` are the field's type and default.
     """

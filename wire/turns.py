@@ -28,7 +28,7 @@ class Turns:
         return True
 
     def wait(self, owner: EventSink) -> None:
-        """Put a scheduler that was refused into the line; one that is there keeps its place."""
+        """Put a scheduler that was refused into the line; one that is in line already keeps its place."""
         self._line.setdefault(owner)
 
     def leave(self, owner: EventSink) -> bool:

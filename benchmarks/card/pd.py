@@ -1,4 +1,4 @@
-"""P and D against one combined instance: the cost of the hop to a client, and of arriving KV to the streams on D."""
+"""P and D against one combined instance: what the hop costs a client, and what arriving KV costs the streams on D."""
 
 import os
 import tempfile

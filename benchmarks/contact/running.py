@@ -84,7 +84,7 @@ def _wait(process: "subprocess.Popen[bytes]", output: "_Output", deadline: float
 
 
 def _unwind(process: "subprocess.Popen[bytes]", output: "_Output") -> None:
-    """Let the command stop what it started, within a limit."""
+    """Give the command limited time to stop the processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     _wait(process, output, time.monotonic() + _UNWIND_S)

@@ -18,7 +18,7 @@ from ranktable_tools.devices.kinds import kind_named, may_share
 
 LIMIT_S = 480.0
 SHOWS = {
-    "selftest": "every row of pdserve selftest but those of lost-peer",
+    "selftest": "every row of pdserve selftest except those of lost-peer",
     "lost-peer": "each transport, with kill -9 of the receiver in the middle of a hand-off",
     "device-tests": "the tests that machines without such a card skip, if pytest is installed",
     "engine-1b": "decode and prefill of one engine with random weights",

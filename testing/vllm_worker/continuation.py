@@ -19,7 +19,7 @@ class FakeContinuation:
     """One sequence on top of the KV of its prompt. Its tokens are those of `expected_tokens`."""
 
     def __init__(self, config: FakeConfig, prompt: Sequence[int], kv: Sequence[KvEntry]) -> None:
-        """`kv` has an entry for each token of the prompt; it is what the tokens depend on."""
+        """`kv` has an entry for each token of the prompt; the output depends on it."""
         self.token_ids = list(prompt)
         self._config, self._tensors = config, fake_tensors(config)
         self._checksums = [0] * len(self._tensors)

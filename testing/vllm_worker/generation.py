@@ -21,7 +21,7 @@ from wire.types import FinishReason
 
 @dataclass(slots=True)
 class FakeGeneration:
-    """One prompt of a request. At the end `transfer` and `cached_tokens` are what the worker answers."""
+    """One prompt of a request. At the end, `transfer` and `cached_tokens` go into the worker's answer."""
 
     settings: WorkerSettings
     rank: WorkerRank

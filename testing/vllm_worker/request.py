@@ -111,7 +111,7 @@ def _num_logprobs(body: Mapping[str, Any]) -> int | None:
 
 
 def _max_tokens(max_tokens: int, room: int, limit: int) -> int:
-    """Return how many tokens may be generated: vLLM cuts what is beyond the room that the prompt leaves."""
+    """Return how many tokens may be generated: vLLM lowers the limit to the room that the prompt leaves."""
     if room < 0:
         raise BadRequest(
             f"This model's maximum context length is {limit} tokens. However, your prompt contains {limit - room} "

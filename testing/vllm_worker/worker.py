@@ -255,7 +255,7 @@ class FakeVllmWorker:
         return self.ranks[int(named)]
 
     async def _free_remote(self, reference: Any) -> None:
-        """Free what a prefill worker holds for a request that this one has refused."""
+        """Free the blocks that a prefill worker holds for a request that this worker has refused."""
         if reference and reference.get("do_remote_prefill") and self._session is not None:
             with suppress(LoadFailed, KeyError):
                 await RemoteBlocks(self._session, reference, self.ranks[0].peers).end()

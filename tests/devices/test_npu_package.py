@@ -84,7 +84,7 @@ def test_missing_npu_parts_are_named_and_the_package_hidden(monkeypatch: pytest.
 
     assert why is not None
     assert why.startswith(
-        "torch_npu 2.13.0 cannot be imported, CANN is missing or does not match: libhccl.so is missing ("
+        "torch_npu 2.13.0 cannot be imported; CANN is missing or does not match: libhccl.so is missing ("
     )
     assert not is_found()
 

@@ -263,5 +263,5 @@ def test_a_torch_npu_without_cann_ends_no_run_on_the_cpu(tmp_path: Path) -> None
     assert (ours.returncode, ours.stdout.splitlines()[0].partition(":")[0]) == (0, "device cpu")
     assert requested.returncode == 2
     (line,) = requested.stderr.splitlines()
-    assert "--device npu: torch_npu 2.13.0 cannot be imported, CANN is missing or does not match: libhccl.so" in line
+    assert "--device npu: torch_npu 2.13.0 cannot be imported; CANN is missing or does not match: libhccl.so" in line
     assert line.endswith("torch_npu 2.13.0)")
