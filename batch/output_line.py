@@ -67,7 +67,7 @@ def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Line
 
 
 def good_outcome(parsed: Mapping[str, Any], line: bytes) -> LineOutcome | None:
-    """Return the outcome of an output's `line`, given as `parsed` too, if it is a good answer; None if it failed."""
+    """Return the outcome of an output's `line`, whose object is `parsed`, or None if the line failed."""
     response = parsed.get("response")
     if parsed.get("error") is not None or not isinstance(response, dict):
         return None

@@ -145,7 +145,7 @@ async def _write(prepared: PreparedJob) -> None:
 
 @contextlib.contextmanager
 def _with_progress(prepared: PreparedJob) -> Iterator[None]:
-    """Add to an error that ends the run early how many lines are done and how to resume."""
+    """If an error ends the run early, add to its message how many lines are done and how to resume."""
     try:
         yield
     except BatchStopped as error:

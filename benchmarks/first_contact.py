@@ -7,7 +7,7 @@
 
 A step has 8 minutes. At its limit all its processes are stopped, and the next step starts. FOLDER/report.md is written
 after each step; the output of every try is kept in FOLDER/logs. A closed terminal does not end the run. Exit status: 0
-if no step failed, else 1; 2 without a card, with one line.
+if no step failed, else 1; 2, after one line, if there is no card.
 """
 
 import argparse

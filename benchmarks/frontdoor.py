@@ -6,9 +6,9 @@
 
 The real scheduler process listens on a real port, with two fake instances (gRPC, one process); a client with raw
 sockets runs in a third process. CPU time is that of all threads of the measured process, as counted by the kernel's
-scheduler, minus its idle use; `threads_us` lists them separately, idle use included: `loop` is the first thread, which
-runs our event loop, `python` gRPC's poller, `event_engine` gRPC's own. Every stream has one event per token,
-detokenised by the server; every prompt is text.
+scheduler, minus its idle use; `threads_us` lists the threads separately, idle use included: `loop` is the first, which
+runs our event loop, `python` is gRPC's poller, `event_engine` are gRPC's own threads. Every stream has one event per
+token, detokenised by the server; every prompt is text.
 
     request    64 in / 1 out (prefill only) and 64 in / 2 out (handed to decode), not streamed, at 1 and 256 at once
     token      256 tokens per stream, request included, at 1 and 256 streams; a step every 5 and 50 ms
@@ -169,7 +169,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def cpu_name() -> str:
-    """Return the kernel's name of this machine's processor."""
+    """Return the kernel's name for this machine's processor."""
     result = subprocess.run(["cat", "/proc/cpuinfo"], capture_output=True, text=True, check=True).stdout
     return next((line.partition(":")[2].strip() for line in result.splitlines() if line.startswith("model name")), "?")
 

@@ -96,7 +96,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=0.0,
         metavar="S",
-        help=f"stop one for {FROZEN_S:g} s every S seconds",
+        help=f"stop an instance for {FROZEN_S:g} s every S seconds",
     )
     parser.add_argument("--only", choices=sorted(KINDS), nargs="+", help="only these kinds of requests")
     parser.add_argument("--seed", type=int, default=0)

@@ -115,7 +115,7 @@ class DecodeWorker:
         self._post(lambda engine: self._add(engine, state, grammar, embeddings))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
-        """Admit the prompt: every frame is received. If this raises, `ended` releases the blocks."""
+        """Admit the prompt: every frame has been received. If this raises, `ended` releases the blocks."""
         state = _read(ticket_id, description)
         self._engine.check(state)
         with self._lock:
@@ -158,7 +158,7 @@ class DecodeWorker:
             ended.owner.emit(Pooled(pooled.prompt_id, pooled.values, times))
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
-        """Emit Failed for a prompt that the engine gave up. Returns whether this worker owned it."""
+        """Emit Failed for a prompt that the engine gave up on. Returns whether this worker owned it."""
         with self._lock:
             ended = self._running.pop(prompt_id, None)
         if ended is not None:

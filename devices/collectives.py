@@ -228,7 +228,7 @@ HCCL_DEFAULTS: Mapping[str, str] = {
     "TORCH_HCCL_ENABLE_MONITORING": "0",  # with 1 torch_npu exits the process when a thread of its own hangs
     "P2P_HCCL_BUFFSIZE": "20",  # MB: each send/receive communicator has two buffers of this size
     "HCCL_CONNECT_TIMEOUT": "120",  # seconds; HCCL's minimum
-    "HCCL_HOST_SOCKET_PORT_RANGE": "auto",  # not 60000-60031 and 16666: several processes of an NPU would listen on
+    "HCCL_HOST_SOCKET_PORT_RANGE": "auto",  # not 60000-60031 and 16666, which several processes of an NPU would bind
     "HCCL_NPU_SOCKET_PORT_RANGE": "auto",  # the same; it must be set on both ends
     "HCCL_EXEC_TIMEOUT": "204",  # seconds, not 1,836: until then a lost peer's device memory stays allocated
 }

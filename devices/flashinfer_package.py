@@ -1,4 +1,4 @@
-"""The flashinfer module, where it is installed and imports; the first call of a kernel may compile it."""
+"""The flashinfer module, if it is installed and can be imported; a kernel may be compiled at its first call."""
 
 import importlib
 import importlib.util

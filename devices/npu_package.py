@@ -34,7 +34,7 @@ class _BeforeTorch:
     ) -> ModuleSpec | None:
         """Return None always."""
         if name in _IMPORTERS:
-            with contextlib.suppress(ValueError):  # another thread imports it too and has removed this
+            with contextlib.suppress(ValueError):  # another thread imports it too and has removed this finder
                 sys.meta_path.remove(self)
             hide_without_cann()
         return None

@@ -1,6 +1,6 @@
 """Check that the installed torch supports a device. `scripts/install` runs it before it installs further packages.
 
-    python -m devices.torch_build npu 2.13.0        # the torch_npu to install; on a mismatch prints why, exit status 1
+    python -m devices.torch_build npu 2.13.0        # the torch_npu to install; a mismatch is printed, exit status 1
 
 Torch is not imported: that fails with a torch_npu whose CANN is missing.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 MIN_CANN: Final = "9.0"
-"""The CANN that torch_npu 2.10 was built for, the oldest torch_npu with the ops that we call."""
+"""The CANN release for which torch_npu 2.10 was built, the oldest torch_npu with the ops that we call."""
 MIN_DRIVER: Final[Mapping[int, str]] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """The oldest Linux driver per major release of CUDA: NVIDIA's table of minor version compatibility."""
 _NVIDIA_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*)")

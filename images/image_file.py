@@ -47,7 +47,7 @@ def _open(data: bytes) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise InvalidRequest(f"an image of too many pixels: the limit is {MAX_PIXELS} pixels") from error
     except Exception as error:  # as above
-        raise InvalidRequest(f"not an image of {', '.join(FORMATS)}: {error}") from error
+        raise InvalidRequest(f"not an image in a supported format ({', '.join(FORMATS)}): {error}") from error
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise InvalidRequest(f"an image of {width} x {height} pixels, but the limit is {MAX_PIXELS} pixels")

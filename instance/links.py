@@ -24,7 +24,7 @@ class LinkedSender(Sender, Protocol):
 
     @property
     def frames_resent(self) -> int:
-        """Frames that went out a second time."""
+        """Frames that were sent a second time."""
         ...
 
     def measure(

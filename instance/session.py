@@ -39,7 +39,7 @@ _log = EventLogger("instance")
 class InstanceSession:
     """Serves one session (ServedSession) and owns the prompts that it sent (EventSink).
 
-    Runs on the event loop's thread; `emit` may be called from any.
+    Runs on the event loop's thread; `emit` may be called from any thread.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class InstanceSession:
         return self._ended
 
     def silent_for(self) -> float:
-        """Return the seconds, in which this process could run, since the scheduler's last message."""
+        """Return the seconds since the scheduler's last message in which this process could run."""
         return self._run_time() - self._last_heard
 
     def emit(self, event: Event) -> None:

@@ -27,7 +27,7 @@ _log = EventLogger("table")
 
 POLL_S = 1.0
 LET_GO_S = 30.0
-"""Longer than a new table takes to reach the scheduler's host (a ConfigMap may take minutes), which then drains us."""
+"""Longer than a new table takes to reach the scheduler (a ConfigMap may take minutes), which then drains us."""
 DRAIN_S = 300.0
 
 

@@ -1,4 +1,4 @@
-"""Describe bytes in memory: a region is contiguous; a run is evenly spaced rows; RegionRuns are runs from a base on.
+"""Describe bytes in memory: regions (contiguous), runs (evenly spaced rows), RegionRuns (runs in a region at a base).
 
     region | ........ row ...stride... row ........ row ...stride... row .... |
                       ^ base + offset              ^ base + offset

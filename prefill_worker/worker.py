@@ -131,7 +131,7 @@ class PrefillWorker:
                 self._drop(prompt_id)
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
-        """Emit Failed for a prompt that the engine gave up. Returns whether this worker owned it."""
+        """Emit Failed for a prompt that the engine gave up on. Returns whether this worker owned it."""
         hand_off = self._pop_hand_off(prompt_id)
         if hand_off is None:
             return False

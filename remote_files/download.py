@@ -49,8 +49,9 @@ async def download(
 async def download_bytes(
     url: str, servers: AllowedServers, limits: DownloadLimits, before_each: Callable[[int], None]
 ) -> bytes:
-    """Return the file at `url`. Raises as `download` does, and what `before_each`, called with the size of each piece
-    before it is held, raises.
+    """Return the file at `url`. Raises as `download` does.
+
+    `before_each` is called with the size of each piece before it is stored; an error that it raises ends the download.
     """
     received = ReceivedBytes(before_each)
     await _Fetch(servers, received, limits, None).run(RemoteUrl.parse(url))

@@ -1,7 +1,7 @@
 """The part of a file received so far, and the headers that request the rest of the same file.
 
 The rest is requested if the server identifies the file by a strong ETag: `Range` with `If-Range`, which a server
-answers by 206 and the rest, or by 200 and the whole file if it has changed.
+answers with 206 and the rest, or with 200 and the whole file if it has changed.
 """
 
 import re

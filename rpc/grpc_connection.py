@@ -97,7 +97,7 @@ class GrpcSession:
         self._refused: deque[Refused] = deque()
 
     async def send(self, *commands: Command) -> None:
-        """Write commands to the stream. A prompt over the message limit would break it, so it is refused here."""
+        """Write commands to the stream. A prompt over the message limit would break the stream: it is refused."""
         messages = [(one, message) for one in commands if (message := self._message(one)) is not None]
         try:
             async with self._writing:

@@ -117,7 +117,7 @@ class _Servicer:
         })  # fmt: skip
 
     async def challenge(self, request: bytes, context: Any) -> pb.ChallengeReply:
-        """Prove the cluster secret and issue a nonce."""
+        """Prove that this server holds the cluster secret, and issue a nonce."""
         try:
             parsed = _parse(pb.ChallengeRequest, request)
         except InvalidRequest as error:

@@ -81,7 +81,7 @@ class ProofCheck:
         return pb.ChallengeReply(nonce=nonce, proof=proof, fingerprint=secret.fingerprint, host=self._trust.host)
 
     async def admit(self, context: Any, method: str) -> None:
-        """Return if the caller may use `method`; else abort with UNAUTHENTICATED or PERMISSION_DENIED and why."""
+        """Return if the caller may use `method`; else abort with UNAUTHENTICATED or PERMISSION_DENIED and a reason."""
         secret = self._trust.secret
         await self._check_address(context)
         if secret is None:

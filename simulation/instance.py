@@ -286,7 +286,7 @@ class SimulatedInstance:
         self._schedule_step()
 
     def _compute(self, chunks: Sequence[tuple[SimulatedPrompt, int]]) -> list[SimulatedPrompt]:
-        """Compute the chunks of those prompts that are still here; return those that are now whole."""
+        """Compute the chunks of the prompts that are still here; return the prompts that are now complete."""
         whole = []
         for prompt, count in chunks:
             if self._is_here(prompt):

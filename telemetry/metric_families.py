@@ -18,7 +18,7 @@ _FAMILIES: Mapping[MetricKind, Callable[..., Any]] = {
 
 
 class Namespace(Enum):
-    """A set of names, by its attribute of a row, with its prefix."""
+    """A namespace of metrics: each row has an attribute of its name, and the value is the prefix."""
 
     PDSERVE = "pdserve_"
     VLLM = "vllm:"

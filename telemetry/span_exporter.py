@@ -1,4 +1,4 @@
-"""Sends spans to a collector from its own thread; the request's thread that queues them never waits.
+"""Sends spans to a collector from its own thread; the thread that queues them never waits.
 
 request --put--> queue (bounded) --thread--> batch --encode, send--> collector
                    full: dropped, counted           not accepted: one retry, then dropped, counted

@@ -163,7 +163,7 @@ _BY_NAME: dict[str, type[PdserveError]] = {
 
 
 def to_name(error: BaseException) -> str:
-    """Return the leaf name sent over the wire; InternalError for a foreign exception."""
+    """Return the leaf name sent over the wire; InternalError for an exception outside this tree."""
     name = type(error).__name__
     return name if name in _BY_NAME else InternalError.__name__
 

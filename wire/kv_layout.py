@@ -1,6 +1,6 @@
 """How the KV cache of one instance is laid out in memory, and what two instances must agree on.
 
-A pool is one block of memory. Each KV tensor of each layer is `[num_blocks, block_size, heads, head_dim]`, and the
+A pool is one piece of memory. Each KV tensor of each layer is `[num_blocks, block_size, heads, head_dim]`, and the
 tensors follow each other at aligned offsets:
 
     pool   | layer 0 k | layer 0 v | layer 1 k | layer 1 v | ...

@@ -14,8 +14,8 @@ STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 class LinkStatus:
     """The sender's status of the links to one peer.
 
-    `transport` is the one in use. `passed_over` states, for each better transport, and each that was measured to be
-    slower, why it is not used. Round trip and bandwidth are from the last measurement, 0 if there was none. `failures`
+    `transport` is the one in use. `passed_over` states why each better transport, and each that was measured to be
+    slower, is not used. Round trip and bandwidth are from the last measurement, 0 if there was none. `failures`
     counts lost links, `fallbacks` how often a worse transport had to be used.
     """
 

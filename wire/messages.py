@@ -191,7 +191,7 @@ class Refused:
 
 @dataclass(slots=True)  # not frozen, like TokenLogprobs
 class Step:
-    """All new tokens of one step over all prompts, and the load after it; split when it exceeds the message limit.
+    """All new tokens of one step over all prompts, and the load after the step; split if over the message limit.
 
     A worker of another engine does not report its load with a step. `prompt_ids` are those of prompts that such a
     worker has rendered, before the prompt's first token.
@@ -244,7 +244,7 @@ class RoleHeld:
     """The role that the instance has now; epoch 0 is that of the table.
 
     `answers` is the epoch of the SetRole that it answers, 0 at the start and for another scheduler's change; `error`
-    says why that changed nothing.
+    is the reason if that changed nothing.
     """
 
     role: Role

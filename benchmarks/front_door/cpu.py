@@ -1,4 +1,4 @@
-"""CPU time of a process in nanosecond resolution, and the round trips of pings to it."""
+"""CPU time of a process, in nanosecond resolution, and the round trips of requests to it."""
 
 import http.client
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cpu_by_thread(pid: int) -> dict[str, float]:
-    """Return the seconds that the process's living threads have run, by the kernel's scheduler.
+    """Return the seconds that the process's living threads have run, as counted by the kernel's scheduler.
 
     `loop` is its first thread, which runs our event loop; the others are summed by thread name.
     """

@@ -3,7 +3,7 @@
     python benchmarks/front_door/http_workers.py     prints {"ready": true, "prefill": PORT, "decode": PORT}
 
 Each answers /v1/completions and /v1/chat/completions with the same tokens for every prompt, one event per token; only
-the length and the fields of an answer follow the request. The first token is sent at once, and the others of all
+the length and the fields of an answer depend on the request. The first token is sent at once, and the others of all
 streams together at the next multiples of `step_s` of the monotonic clock, so that a client on this machine knows when
 each was sent. The prefill worker's answer has the transfer fields that a router copies to decode.
 """

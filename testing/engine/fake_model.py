@@ -33,7 +33,7 @@ class FakeConfig:
 
     A step takes `step_seconds`, and `token_seconds` more for each token in it. `kv_tensors` lists (layer, name, heads,
     head_dim) per tensor, instead of k and v of `heads` x `head_dim` in each of `num_layers`; a layer may have none.
-    `runs_ahead`: a step is computed only when it is collected, like on a slow device. Layers are reported at launch,
+    `runs_ahead`: a step is computed only when it is collected, as on a slow device. Layers are reported at launch,
     as on devices, but a host pool has no event to wait for: such an instance cannot hand off prompts.
     """
 

@@ -53,7 +53,7 @@ class FakeAnswer:
         except LoadFailed:
             return web.json_response(FAILED, status=500)
         except _Met:
-            assert self.fault is not None, "it is met"
+            assert self.fault is not None, "its point was reached"
             return await self.faults.meet(self.fault, self.request)
         rows = [choices[index] for index in sorted(choices)]
         transfer = self.generations[0].transfer
@@ -76,7 +76,7 @@ class FakeAnswer:
         except LoadFailed:
             await response.write(event(FAILED) + _DONE)
         except _Met:
-            assert self.fault is not None, "it is met"
+            assert self.fault is not None, "its point was reached"
             await self.faults.meet(self.fault, self.request)
             if self.fault.action == "error":
                 await response.write(event(FAILED) + _DONE)

@@ -1,4 +1,4 @@
-"""The prompt that a fake worker makes of a conversation: a token a character, and some that stand for an image."""
+"""The prompt that a fake worker makes of a conversation: one token for each character, and some for each image."""
 
 import base64
 import binascii

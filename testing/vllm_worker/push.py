@@ -81,7 +81,7 @@ async def take_registration(rank: WorkerRank, session: aiohttp.ClientSession, me
 
 
 def engines(ranks: Sequence[WorkerRank], host: str) -> dict[str, Any]:
-    """Return what the bootstrap server answers to GET /query."""
+    """Return the bootstrap server's answer to GET /query."""
     return {
         str(rank.number): {
             "engine_id": rank.engine_id,

@@ -58,7 +58,7 @@ async def refusal(served: Any, *parts: Any, path: str = "messages.0.content.1", 
     return message
 
 
-NO_IMAGE = "not an image of PNG, JPEG, WEBP, GIF"
+NO_IMAGE = "not an image in a supported format (PNG, JPEG, WEBP, GIF)"
 TEXT_BOMB = chunk_of(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**26)))
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 BAD_URLS: list[tuple[str, str]] = [
