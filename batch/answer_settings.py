@@ -13,7 +13,7 @@ def difference(recorded: Mapping[str, Any], answer_settings: Mapping[str, Any]) 
     for name in (*has, *had):
         was, now = had.get(name, "(none)"), has.get(name, "(none)")
         if was != now:
-            return f"{name} was {was} and is now {now}"
+            return f"{name} was {was} and is {now} now"
     return None
 
 
