@@ -10,12 +10,14 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from scheduler.api.responses.stored_items import page_of
+from scheduler.api.responses.input_items import read_conversation, read_items
+from scheduler.api.responses.stored_items import page_of, stored_items
 from scheduler.http.keys import Keys
 from scheduler.responses_store.sqlite_rows import LOST
 from tests.scheduler.storing_server import DEADLINE_S, LIMITS, storing
 from tests.scheduler.test_responses import TOOLS
 from tests.scheduler.test_tool_calls import CALLED
+from tests.scheduler.vision_model import data_url
 from wire.errors import HandoffFailed, InvalidRequest, Overloaded, Unavailable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 FOREIGN = "resp_" + "0" * 40
 GONE = "it was deleted, has expired, or never existed"
+NO_STORE = "this server stores no responses"
 ELSEWHERE = "another scheduler stores it, or its store is gone"
 
 
@@ -47,7 +50,8 @@ async def test_a_stored_response_is_what_the_client_got(
 
 
 @pytest.mark.parametrize(
-    ("stores", "fields", "why"), [(True, {"store": False}, GONE), (False, {}, "none"), (False, {"store": True}, "none")]
+    ("stores", "fields", "why"),
+    [(True, {"store": False}, GONE), (False, {}, NO_STORE), (False, {"store": True}, NO_STORE)],
 )
 async def test_what_is_not_stored_says_so(serve: Any, tmp_path: Path, stores: bool, fields: Any, why: str) -> None:
     async with storing(serve, tmp_path, stores=stores) as server, server.client() as client:
@@ -248,6 +252,28 @@ async def test_a_page_has_20_items_by_default(serve: Any, tmp_path: Path) -> Non
         page = await client.responses.input_items.list(stored.id)
 
     assert (len(page.data), page.has_more) == (20, True)
+
+
+IMAGE = {"type": "input_image", "image_url": data_url()}
+TEXT, ANSWER = {"type": "input_text", "text": "a"}, {"type": "output_text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("role", "content", "stored"),
+    [
+        ("user", "a", [TEXT]),
+        ("user", [{"type": "text", "text": "a"}, TEXT], [TEXT, TEXT]),
+        ("user", [IMAGE, TEXT], [IMAGE | {"detail": "auto"}, TEXT]),
+        ("user", [IMAGE | {"detail": "low"}], [IMAGE | {"detail": "low"}]),
+        ("assistant", [ANSWER], [ANSWER | {"annotations": []}]),
+    ],
+)  # fmt: skip
+def test_a_stored_message_can_be_continued(role: str, content: Any, stored: list[Any]) -> None:
+    (item,) = stored_items(read_items([{"role": role, "content": content}]), "resp_1")
+
+    ITEM.validate_python(item)
+    assert item["content"] == stored
+    assert len(read_conversation([item, *read_items("next")], None, num_earlier=1)) == 2
 
 
 def test_a_page_after_the_last_item_is_empty() -> None:

@@ -57,4 +57,6 @@ def _parts(content: Any, *, is_answer: bool) -> Any:
 def _part(part: Mapping[str, Any], *, is_answer: bool) -> Mapping[str, Any]:
     if part.get("type") == "refusal":
         return part
+    if part.get("type") == "input_image":
+        return {"detail": "auto", **part}
     return {"annotations": [], **part, "type": "output_text"} if is_answer else {**part, "type": "input_text"}
