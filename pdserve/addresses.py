@@ -22,7 +22,7 @@ _LOOPBACK_NET: Final = "127."
 def with_own_address(options: EngineOptions, server_ip: str) -> EngineOptions:
     """Return the options with --ip as the address to listen on, unless --host sets another one.
 
-    Raises ConfigError, with both, when --ip is not the entry's address, to which the scheduler connects.
+    Raises ConfigError, with both addresses, if --ip differs from the entry's address, to which the scheduler connects.
     """
     if options.ip is None:
         return options
@@ -54,8 +54,9 @@ def network_variables(
 ) -> dict[str, str]:  # fmt: skip
     """Return the variables that make the collective libraries use the interface of `address`, which may be a name.
 
-    If no interface has it, as behind NAT, the interface of the default route is used: without one, NCCL's links would
-    use loopback, as the instance's ranks do. Empty for a loopback address; variables already set are left out.
+    If no interface has the address, as behind NAT, the interface of the default route is used: without the variables,
+    NCCL's links would use loopback, as the instance's ranks do. A loopback address needs no variables; those that are
+    already set are left out.
     """
     if is_address(address):
         addresses = [canonical(address)]

@@ -51,7 +51,7 @@ def measure_links(connection: socket.socket, num_bytes: int) -> Iterator[dict[st
 
 
 def change_role(connection: socket.socket, instance: str, role: str) -> dict[str, Any]:
-    """Give an instance a role; return its last one (`before`), the new one and its epoch.
+    """Give an instance a role; return its previous role (`before`), the new role and the new role's epoch.
 
     Raises ConfigError for what the user must fix, and Unavailable with the scheduler's message.
     """
@@ -82,7 +82,9 @@ def _parse_message(line: bytes) -> dict[str, Any]:
     except ValueError:
         message = None
     if not isinstance(message, dict):
-        raise Incompatible(f"the scheduler sent {len(line)} bytes that are not a JSON object: is it another version?")
+        raise Incompatible(
+            f"the scheduler sent {len(line)} bytes that are not a JSON object: does it have another version?"
+        )
     return message
 
 

@@ -25,8 +25,8 @@ def in_background(name: str, work: Callable[[Callable[[], None]], int], log: Pat
     """Run `work(leave)` in a child process; return 0 once it calls `leave`, else its exit status.
 
     Until `leave`, the child prints to our terminal and our SIGINT or SIGTERM is passed on to it: the status is then 130
-    or 143. Afterwards it writes to `log`. The child exits here: its errors are reported as those of a command `name`.
-    Raises Unavailable when the child was killed or stopped by another process.
+    or 143. Afterwards it writes to `log`. The child never returns: its errors are reported as those of a command
+    `name`. Raises Unavailable if the child was killed or stopped by another process.
     """
     sys.stdout.flush()
     read, write = os.pipe()

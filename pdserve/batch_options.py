@@ -25,7 +25,7 @@ class BatchOptions:
         None, "folder for an output before it is uploaded to a URL (default: one in pdserve's cache)"
     )
     enable_metrics: bool = flag(False, "serve Prometheus metrics during the run, on --host and --port (8000)")
-    metrics_port: int | None = flag(None, "the same, on this port (default: none)", parse=int)
+    metrics_port: int | None = flag(None, "serve these metrics on this port (default: none)", parse=int)
     max_input_bytes: int = flag(200 * 2**20, "largest input file, such as 200MiB", parse=parse_bytes)
     max_input_lines: int = flag(50_000, "maximum number of input lines", parse=int)
     max_line_bytes: int = flag(2**20, "longest input line, such as 1MiB", parse=parse_bytes)

@@ -54,7 +54,7 @@ def cost_of(prompts: Sequence[Sequence[Timeline]], streams: Sequence[Sequence[Ti
     if best[-1].input_len <= best[0].input_len or longer_s <= _LEAST_SPREAD * noise_s:
         raise ConfigError(
             f"first tokens took {1000 * longer_s:.1f} ms longer for {best[-1].input_len} tokens than for "
-            f"{best[0].input_len}, and those vary by {1000 * noise_s:.1f} ms: set a longer --longest-prompt"
+            f"{best[0].input_len}, whose times vary by {1000 * noise_s:.1f} ms: set a longer --longest-prompt"
         )
     token_s, _ = statistics.linear_regression([line.input_len for line in best], [line.ttft_s for line in best])
     if token_s <= 0:
@@ -62,7 +62,9 @@ def cost_of(prompts: Sequence[Sequence[Timeline]], streams: Sequence[Sequence[Ti
     times_s = {len(lines): [line.tpot_s for line in lines if line.tpot_s] for lines in streams}
     medians = {count: statistics.median(times) for count, times in times_s.items() if times}
     if len(medians) < 2:
-        raise ConfigError(f"no answer had a second token, with {_OUTPUT_TOKENS} allowed: does the model stop at once?")
+        raise ConfigError(
+            f"no answer had a second token, although {_OUTPUT_TOKENS} were allowed: does the model stop at once?"
+        )
     sequence_s, base_s = statistics.linear_regression(list(medians), list(medians.values()))
     if sequence_s < 0 or base_s <= 0:  # within noise
         sequence_s, base_s = 0.0, statistics.fmean(medians.values())
@@ -74,7 +76,7 @@ async def _send(send: Send, requests: Sequence[LoadRequest]) -> list[Timeline]:
     lines = await asyncio.gather(*map(send, requests))
     for line in lines:
         if line.failure is not None:
-            raise Unavailable(f"a request of the calibration failed: {line.failure}")
+            raise Unavailable(f"a calibration request failed: {line.failure}")
     return lines
 
 

@@ -27,4 +27,4 @@ def why_cpu(
         shown = len(shown_cards(kind, environ, run, dev))
     except RanktableError:
         return None  # each instance queries the cards again and reports the error
-    return f"{num_ranks} ranks are more than the {shown} {kind} cards shown here" if shown < num_ranks else None
+    return f"{num_ranks} ranks are more than the {shown} {kind} cards visible here" if shown < num_ranks else None

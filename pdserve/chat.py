@@ -9,7 +9,7 @@ from pdserve.prompt_command import PromptCommand, prompt_parser
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
     parser = prompt_parser("chat", "Chat with a served model.", own_limit="the rest of the context")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="the first message, of the role `system`")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="text of a first message with the role `system`")
     arguments = parser.parse_args(argv)
     conversation = _Conversation(arguments.system_prompt)
     return PromptCommand(arguments).run(
@@ -37,6 +37,6 @@ def _delta_text(choice: Mapping[str, Any]) -> str:
 
 
 def _delta_thinking(choice: Mapping[str, Any]) -> str:
-    """Return the thinking under vLLM's name, or under the older one of other servers."""
+    """Return the thinking from vLLM's field, or from the older field of other servers."""
     delta = choice.get("delta") or {}
     return str(delta.get("reasoning") or delta.get("reasoning_content") or "")

@@ -1,4 +1,4 @@
-"""deploy/docker_run.sh and deploy/build_image.sh with `--config cluster.yaml`: the tools cannot read YAML."""
+"""Run deploy/docker_run.sh or build_image.sh with `--config cluster.yaml`: the tools themselves cannot read YAML."""
 
 import os
 import sys

@@ -33,10 +33,10 @@ Answer = InstanceDescription | PdserveError
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one JSON object: the instances in table order, and messages for the differences."""
     parser = CommandParser(prog="pdserve.describe", description="Query the instances of a global table.")
-    parser.add_argument("table", help="the global ranktable; NODE_PORTS wins over its server_port")
+    parser.add_argument("table", help="the global ranktable; NODE_PORTS overrides its server_port")
     parser.add_argument("--timeout", type=float, default=_TIMEOUT_S, help="seconds per instance (default: 3)")
     for flag in ("--tls-cert", "--tls-key", "--tls-ca"):
-        parser.add_argument(flag, help="the instances' value, where gRPC uses TLS")
+        parser.add_argument(flag, help="the same value as that of the instances, if gRPC uses TLS")
     arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     if not 0 < arguments.timeout <= 600:
         raise ConfigError(f"--timeout {arguments.timeout:g} is not in 0..600 seconds")

@@ -45,8 +45,8 @@ def map_devices(
     cards = shown_cards(kind, environ, run, dev)
     if len(cards) < len(device_ids):
         raise ConfigError(
-            f"{len(cards)} {kind} cards are visible here ({_id_list(cards)}), the table's entry has {len(device_ids)} "
-            f"({','.join(device_ids)}): start the container with all of them"
+            f"{len(cards)} {kind} cards are visible here ({_id_list(cards)}), but the table's entry has "
+            f"{len(device_ids)} ({','.join(device_ids)}): start the container with all of them"
         )
     if _match_entry(cards, device_ids):
         line = _line(device_ids, [f"card {rank}" for rank in range(len(cards))])
@@ -55,8 +55,8 @@ def map_devices(
     absent = [device_id for device_id in device_ids if device_id not in named]
     if absent:
         raise ConfigError(
-            f"device {absent[0]} of the table is not among the {kind} cards visible here ({_id_list(cards)}): start it "
-            f"on the device's host, expose only the entry's cards, or set {variable}"
+            f"device {absent[0]} of the table is not among the {kind} cards visible here ({_id_list(cards)}): start "
+            f"the instance on the device's host, expose only the entry's cards, or set {variable}"
         )
     if not all(named.values()):
         raise ConfigError(f"nvidia-smi does not identify the cards {_id_list(cards)}: set {variable}")
@@ -68,7 +68,7 @@ def _match_entry(cards: Sequence[Card], device_ids: Sequence[str]) -> bool:
     """Return whether the visible cards are the entry's, in its order.
 
     Ids that count from 0, and device node numbers, may be a container's: unless they are the entry's ids in another
-    order, they are taken for its cards. Other ids are the machine's own.
+    order, they are taken for the entry's cards. Other ids are the machine's own.
     """
     shown = [card.device_id for card in cards]
     if len(shown) != len(device_ids) or shown == list(device_ids):
@@ -81,7 +81,7 @@ def _kept_preset(variable: str, preset: str, device_ids: Sequence[str]) -> Devic
     names = names_in(preset)
     if len(names) < len(device_ids):
         raise ConfigError(
-            f"{variable}={preset!r} shows {len(names)} cards, the table's entry has {len(device_ids)} "
+            f"{variable}={preset!r} shows {len(names)} cards, but the table's entry has {len(device_ids)} "
             f"({','.join(device_ids)}): list them all in it, or unset it"
         )
     return DeviceMap(variable, None, f"{_line(device_ids, names)} ({variable}={preset}, already set)")

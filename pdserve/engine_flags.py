@@ -16,7 +16,7 @@ def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
         from instance.config import check_options, parse_port_range
         from kvtransfer.transport_table import need_port
     except ModuleNotFoundError:
-        return  # the engine is not installed: its users report that
+        return  # the engine is not installed: the code that needs it reports that
     check_options(options)
     ports = parse_port_range(options.kv_port_range)
     if ports is None or not need_port(options.kv_transport):
@@ -34,7 +34,7 @@ def check_device(options: EngineOptions) -> None:
     """Raise ConfigError for a device requested by name that this machine cannot use.
 
     The check runs in a fork: a process that only starts instances must not import torch or open a card. An attention
-    backend that exists for one kind only requires that kind.
+    backend that exists only for one kind requires that kind.
     """
     from devices.table import AUTO, KINDS, choose, find_kind
 

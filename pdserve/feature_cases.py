@@ -56,7 +56,7 @@ def make_cases(
 ) -> list[FeatureCase]:
     """Return every feature's cases, each with all `prompts`.
 
-    With these seeds no draw of the default model is near a boundary (verify_features.settled): few others do.
+    The seeds are such that no draw of the default model is near a boundary (verify_features.settled); few others are.
     """
     return [
         *_sampling_cases(prompts, vocabulary, max_tokens),

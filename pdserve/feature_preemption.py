@@ -13,8 +13,8 @@ SWAP, REBUILD = "after preemption (swap)", "after preemption (rebuild)"
 FLAGS: Mapping[str, tuple[str, ...]] = {SWAP: (), REBUILD: ("--swap-bytes", "0")}
 """Extra flags of each run's instance: room for copies of all preempted KV, or for none."""
 
-VECTOR = "a vector has no two tokens to preempt between"
-SHORT = "a single token is requested: there are no two to preempt between"
+VECTOR = "a vector has no tokens between which the prompt could be preempted"
+SHORT = "only one token is requested: the prompt cannot be preempted between two"
 _STOPPED_AFTER = 2  # so that KV of an output token exists
 
 
@@ -24,7 +24,7 @@ def environment_of(max_tokens: int) -> dict[str, str]:
 
 
 def why_meaningless(prompts: Sequence[CasePrompt]) -> str | None:
-    """Return why these prompts cannot be preempted midway, None where they can."""
+    """Return why these prompts cannot be preempted midway, None if they can."""
     if any(prompt.pooling is not None for prompt in prompts):
         return VECTOR
     return SHORT if any(prompt.params.max_tokens < 2 for prompt in prompts) else None

@@ -44,7 +44,7 @@ def choose_stop(token_ids: Sequence[int], decode: Decode) -> str | None:
 
 
 def ends_before_stop(decode: Decode) -> Judge:
-    """Return a judge that checks that text and tokens are the reference's up to the stop string, and none follow."""
+    """Return a judge that checks that text and tokens are the reference's up to the stop string and end there."""
 
     def judge(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], answers: Answers) -> str | None:
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):

@@ -1,4 +1,4 @@
-"""Run a command: a pdserve error becomes one line on stderr and an exit status, Ctrl-C or a closed pipe a status."""
+"""Run a command: a pdserve error becomes one line on stderr and an exit status; Ctrl-C and a closed pipe, a status."""
 
 import atexit
 import gc

@@ -1,4 +1,4 @@
-"""The guide's `pd_ranktable_tools` with `--config cluster.yaml`: the tool cannot read YAML and imports no pdserve."""
+"""Run the guide's `pd_ranktable_tools` with `--config cluster.yaml`: the tool itself imports no pdserve and no YAML."""
 # PYTHON_ARGCOMPLETE_OK
 
 import sys

@@ -1,4 +1,4 @@
-"""The command `ranktable` with `--config cluster.yaml`: the tools cannot read YAML and import no pdserve."""
+"""Run the command `ranktable` with `--config cluster.yaml`: the tools themselves import no pdserve and no YAML."""
 # PYTHON_ARGCOMPLETE_OK
 
 import os

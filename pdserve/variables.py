@@ -21,7 +21,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "PDSERVE_PYTHON": "the Python that the scripts of `deploy/` run",
     "PDSERVE_RUN_DIR": "folder of state and logs (`--run-dir`; default: `~/.local/state/pdserve`)",
     "PDSERVE_SECRET_FILE": "the cluster secret (default: `cluster_secret` beside the global ranktable)",
-    "PDSERVE_VLLM_COMMAND": "the program of workers of vLLM and vllm-ascend, with its first words (default: `vllm`)",
+    "PDSERVE_VLLM_COMMAND": "the command of vLLM and vllm-ascend workers, with its first arguments (default: `vllm`)",
     "PDSERVE_WORKER": "`vllm` or `vllm-ascend`: `ranktable gen` lists instances as workers of that engine, and "
     "`start_servers.sh` starts them",
 }

@@ -55,7 +55,7 @@ class BatchServer:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[BatchBackend]:
-        """Open the connections. Raises ConfigError for a server without these models, Unavailable for no answer."""
+        """Open the connections. Raises ConfigError if the server lacks the models, Unavailable if it does not answer."""
         async with self.backend as backend:
             self._check(await backend.send("GET", "/v1/models"))  # report a wrong URL at once
             yield backend
@@ -69,14 +69,16 @@ class BatchServer:
             problem = f"{shown} answers GET /v1/models with {answer.status} and lists no model"
             if answer.status >= 500 or answer.status in _TEMPORARY:
                 raise Unavailable(problem)
-            raise ConfigError(f"{problem}: --base-url must be that of an OpenAI server, such as http://HOST:PORT")
+            raise ConfigError(
+                f"{problem}: --base-url must be the URL of an OpenAI-compatible server, such as http://HOST:PORT"
+            )
         for name in self.names:
             if name not in served:
                 raise ConfigError(f"--model {name} is not served at {shown}, which has {', '.join(served)}")
 
 
 async def check_models(backend: BatchBackend, models: Collection[str], place: Path) -> None:
-    """Raise ConfigError if `place` has answers of a model not served now: the rest would come from another one."""
+    """Raise ConfigError if `place` has answers of a model not served now: a different one would answer the rest."""
     if models:
         served = _served_models(await backend.send("GET", "/v1/models")) or []
         for name in sorted(set(models) - set(served)):

@@ -29,7 +29,7 @@ examples:
   pdserve run-batch -i requests.jsonl -o results.jsonl --base-url http://127.0.0.1:9000 --retry-failed
   pdserve run-batch -i "https://bucket...?X-Amz-..." -o "https://bucket...?X-Amz-..." --model facebook/opt-125m
 
-Repeat the same command to resume a run that was stopped in any way. docs/batch.md
+Repeat the same command to resume a run that was stopped in any way: docs/batch.md.
 """
 _TABLES = (
     "global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices", "connector",
@@ -46,7 +46,7 @@ _USELESS = (
     "min_retries", "startup_timeout", "shutdown_timeout", "first_token_timeout", "max_queued_requests",
     "max_queued_tokens", "enable_force_include_usage", "enable_tokenizer_info_endpoint", "max_body_bytes",
 )  # fmt: skip
-"""Accepted but not shown: for KV links, for servers with clients, or limits that are unlimited here anyway."""
+"""Flags that are accepted but not shown: for KV links, for servers with clients, or limits that do not apply here."""
 _ANSWERS_DEPEND_ON = (
     "model", "revision", "hub", "served_model_name", "dtype", "device", "quantization", "max_model_len", "engine",
     "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "trust_request_chat_template",

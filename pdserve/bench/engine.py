@@ -1,14 +1,14 @@
 """`pdserve bench engine`: rates of one engine, compared with this machine's limits and optionally with vLLM.
 
-Prompts are random tokens, greedy, without end of sequence or prefix cache. Contestants take turns, round by
-round; a figure is the median of the rounds, a ratio that of the medians. The decode rate subtracts the prefill's time
-from the whole run's: a difference of two long times, unreliable on a disturbed machine, and meaningless (null, in
-the table `disturbed`) if the prefill alone took longer. So `median_full_step_ms` times each step that decodes the
-whole batch and nothing else. `fraction` is the floor's time over the time taken: a step reads the weights and the
-batch's KV once and multiplies, at the speeds measured here before and after the runs (the better of both), whichever
-takes longer; a row is printed when it is finished, with the floor measured before; the table uses the better one. Rows
-`Python per step` follow where native kernels run the model (python_time.py). JSON lines, then the
-table as Markdown.
+Prompts are random tokens; decoding is greedy, without end of sequence or prefix cache. Contestants take turns, round
+by round; a figure is the median over the rounds, and a ratio is that of the medians. The decode rate subtracts the
+prefill's time from the whole run's: this difference of two long times is unreliable on a disturbed machine, and
+meaningless (null, in the table `disturbed`) if the prefill alone took longer. Therefore `median_full_step_ms` times
+each step that decodes the whole batch and nothing else. `fraction` is the floor's time over the time taken. A step's
+floor is the longer of two times: to read the weights and the batch's KV once, and to multiply, at the speeds measured
+here before and after the runs (the better of both). A row is printed when it is finished, with the floor measured
+before the runs; the table uses the better floor. Rows `Python per step` follow where native kernels run the model
+(python_time.py). The output is JSON lines, then the table as Markdown.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def timed(
     for case in cases:
         for run in case.runs * repeats:
             for contestant, its_times in zip(contestants, times, strict=False):
-                assert its_times is not None, "as many as contestants"
+                assert its_times is not None, "one for each contestant"
                 its_times.add(run, contestant.time(run))
         yield case
 

@@ -9,7 +9,7 @@ from pdserve.bench.cases import BenchRun
 from wire.types import PromptState, SamplingParams
 
 MAX_SEQUENCES = 64
-"""Per step."""
+"""The maximum per step."""
 
 
 class OwnEngine:

@@ -184,7 +184,7 @@ def _make_dialect(options: ServeOptions, model: str) -> ApiDialect:
 async def _warm_up(endpoint: Endpoint, requests: Sequence[LoadRequest], count: int) -> None:
     for line in await asyncio.gather(*(endpoint.send(requests[i % len(requests)]) for i in range(count))):
         if line.failure is not None:
-            raise Unavailable(f"a request of --num-warmups failed, {line.failure}")
+            raise Unavailable(f"a warm-up request (--num-warmups) failed: {line.failure}")
 
 
 def _write(path: Path, content: bytes, *, appends: bool = False) -> None:

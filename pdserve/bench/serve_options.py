@@ -56,10 +56,10 @@ class ServeOptions:
 
     backend: str = flag("openai", "API to use: completions, chat or vectors", choices=BACKENDS)
     base_url: str = flag("", "the server (default: http://HOST:PORT)")
-    host: str = flag("127.0.0.1", "without --base-url")
-    port: int = flag(9000, "without --base-url", parse=int)
+    host: str = flag("127.0.0.1", "host of the server, without --base-url")
+    port: int = flag(9000, "port of the server, without --base-url", parse=int)
     endpoint: str = flag("", "path of the route (default: the backend's)")
-    model: str = flag("", "its served name (default: the first of /v1/models)")
+    model: str = flag("", "served name of the model (default: the first of /v1/models)")
     served_model_name: str = flag("", "the served name, if --model is the name for the result")
     tokenizer: str = flag("", "name of the tokenizer in the result; none is needed (default: the model)")
     dataset_name: str = flag("random", "source of prompts", choices=("random", "custom", "sharegpt"))
@@ -78,12 +78,16 @@ class ServeOptions:
     custom_output_len: int | None = flag(None, "tokens of an answer if its line gives none (default: 256)", parse=int)
     sharegpt_output_len: int | None = flag(None, "tokens of an answer (default: the file's, by /tokenize)", parse=int)
     request_rate: float = flag(math.inf, "requests per second; inf: all at once", parse=float)
-    burstiness: float = flag(1.0, "burstiness of arrivals: 1 Poisson, below burstier, above more regular", parse=float)
+    burstiness: float = flag(
+        1.0, "burstiness of arrivals: 1 is Poisson, less is burstier, more is more regular", parse=float
+    )
     max_concurrency: int | None = flag(None, "maximum requests in flight (default: no limit)", parse=int)
     num_warmups: int = flag(0, "unmeasured requests before the load", parse=int)
     ignore_eos: bool = flag(False, "generate answers to their full length")
-    temperature: float = flag(0.0, "of every request", parse=float)
-    top_p: float | None = flag(None, "of every request, like the following flags (default: the server's)", parse=float)
+    temperature: float = flag(0.0, "temperature of every request", parse=float)
+    top_p: float | None = flag(
+        None, "top_p of every request; this and the following flags default to the server's", parse=float
+    )
     top_k: int | None = flag(None, "", parse=int)
     min_p: float | None = flag(None, "", parse=float)
     frequency_penalty: float | None = flag(None, "", parse=float)
@@ -104,7 +108,7 @@ class ServeOptions:
     save_result: bool = flag(False, "write the figures as JSON, with vLLM's keys")
     save_detailed: bool = flag(False, "include each request's times, lengths, text and error")
     result_dir: str = flag("", "folder of the JSON file (default: the current one)")
-    result_filename: str = flag("", "its name (default: LABEL-RATEqps-MODEL-DATE.json)")
+    result_filename: str = flag("", "name of the JSON file (default: LABEL-RATEqps-MODEL-DATE.json)")
     append_result: bool = flag(False, "append to the file, one JSON object per line")
     plot: str = flag("", "plot requests, tokens per second and latencies to this .svg or .png")
     disable_tqdm: bool = flag(False, "no progress line")
@@ -242,7 +246,7 @@ def _check_port(url: str) -> None:
 
 
 def _split_user(url: str) -> tuple[str, str]:
-    """Return a URL without user and password, and these."""
+    """Return a URL without user and password, and the user and password."""
     scheme, mark, rest = url.partition("://") if "://" in url else ("", "", url)
     authority, slash, path = rest.partition("/")
     user, _, host = authority.rpartition("@")
@@ -265,6 +269,6 @@ def _parse_pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"{name} takes KEY=VALUE: one has no {'=' if not equals else 'KEY'}")
+            raise ConfigError(f"{name} takes KEY=VALUE, but a value has no {'=' if not equals else 'KEY'}")
         pairs[key.strip()] = value.strip()
     return pairs

@@ -36,7 +36,7 @@ REFUSED: Mapping[str, str] = {
 
 
 def settle(argv: Sequence[str]) -> tuple[list[str], str]:
-    """Return the arguments without flags that have no effect, and a notice of these, "" if there are none.
+    """Return the arguments without flags that have no effect, and a notice that lists those, "" if there are none.
 
     Raises ConfigError for a flag that is refused.
     """

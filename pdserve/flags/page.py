@@ -51,8 +51,8 @@ docker_run.sh and build_image.sh: each flag is a key, without its dashes.
     ports: 8088,8089,8090
 
 - The command line wins over an environment variable, which wins over the file.
-- One file serves all commands: a key of another command is ignored. A key of no command gives exit status 2
-  with its line and the nearest key.
+- One file serves all commands: a key of another command is ignored. A key that no command has is refused with
+  exit status 2; the message has its line and the nearest key.
 - `true` and `false` are for switches. Lists are for flags with several values; the command line replaces them.
 - vLLM's flags are keys too, with the same three statuses; a refusal gives the line.
 - The file is one flat mapping of at most 64 KiB. A repeated key, an alias, a tag or nesting is refused with its

@@ -14,8 +14,8 @@ from ranktable_tools.devices.tools import ToolOutput
     [
         ((), 2, {}, None),
         (("nvidia0", "nvidia1"), 2, {}, None),
-        (("nvidia0",), 2, {}, "2 ranks are more than the 1 cuda cards shown here"),
-        (("davinci0", "davinci1"), 4, {}, "4 ranks are more than the 2 npu cards shown here"),
+        (("nvidia0",), 2, {}, "2 ranks are more than the 1 cuda cards visible here"),
+        (("davinci0", "davinci1"), 4, {}, "4 ranks are more than the 2 npu cards visible here"),
         (
             ("nvidia0", "nvidia1"), 2, {"CUDA_VISIBLE_DEVICES": "1"},
             "2 ranks are more than the 1 cards of CUDA_VISIBLE_DEVICES",

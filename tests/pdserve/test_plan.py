@@ -66,9 +66,9 @@ def test_noise_of_a_few_milliseconds_changes_it_little() -> None:
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        (_Server(COST, noise_s=3.0), r"and those vary by .* ms: set a longer --longest-prompt"),
+        (_Server(COST, noise_s=3.0), r"whose times vary by .* ms: set a longer --longest-prompt"),
         (_Server(StepCost(0.013, 0.0009, 0.0)), "first tokens took 0.0 ms longer for 1024 tokens than for 64, and"),
-        (_Server(COST, num_outputs=1), "no answer had a second token, with 48 allowed"),
+        (_Server(COST, num_outputs=1), "no answer had a second token, although 48 allowed"),
     ],
 )
 def test_times_that_show_nothing_are_refused_with_what_is_wanted(server: _Server, message: str) -> None:
@@ -88,7 +88,7 @@ def test_a_request_that_fails_ends_it() -> None:
     async def send(request: LoadRequest) -> Timeline:
         return Timeline(0.0, 0.0, failure=RequestFailure("HTTP 400", "too long"))
 
-    with pytest.raises(Unavailable, match="a request of the calibration failed: HTTP 400: too long"):
+    with pytest.raises(Unavailable, match="a calibration request failed: HTTP 400: too long"):
         asyncio.run(calibrate(send, 512, lambda line: None))
 
 

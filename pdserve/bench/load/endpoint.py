@@ -119,7 +119,7 @@ class _Answer:
         if self._usage is None:
             message = "the server does not count tokens (stream_options.include_usage)"
             is_whole = self._done or not self._has_pieces
-            return RequestFailure("no usage", message if is_whole else "the stream ended before it")
+            return RequestFailure("no usage", message if is_whole else "the stream ended before the usage")
         return None
 
     def timeline(self, due_s: float, sent_s: float) -> Timeline:

@@ -19,7 +19,10 @@ class FilePrompt:
 
 
 def read_custom(path: Path) -> Iterator[FilePrompt]:
-    """Yield each line of `{"prompt": "...", "output_tokens": 64}`, the second optional. Raises ConfigError."""
+    """Yield a prompt for each line `{"prompt": "...", "output_tokens": 64}`; `output_tokens` is optional.
+
+    Raises ConfigError.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

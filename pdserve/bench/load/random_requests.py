@@ -48,7 +48,7 @@ class RequestSizes:
 def make_random_requests(
     count: int, shape: RequestSizes, numbers: random.Random, *, vocabulary: int | None
 ) -> list[LoadRequest]:
-    """Return requests of token ids from 100 up to `vocabulary`, 40,000 at most; of words if that is None."""
+    """Return requests of token ids from 100 to below `vocabulary` or 40,000; of words if `vocabulary` is None."""
     source: Sequence[int | str] = _WORDS if vocabulary is None else _usable_ids(vocabulary)
     prefix = numbers.choices(source, k=shape.prefix_len)
     return [_request(shape, source, prefix, numbers) for _ in range(count)]
@@ -67,7 +67,7 @@ def _request(
 
 def _usable_ids(vocabulary: int) -> range:
     if vocabulary <= FIRST_ID:
-        raise ConfigError(f"--vocab-size {vocabulary}: random prompts use ids from {FIRST_ID}: use a larger one")
+        raise ConfigError(f"--vocab-size {vocabulary} is too small: random prompts use token ids from {FIRST_ID}")
     return range(FIRST_ID, min(vocabulary, MAX_IDS))
 
 

@@ -40,11 +40,11 @@ async def get_json(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any
     try:
         answer = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        message = f"{url} answers HTTP {status} without JSON"
-        raise Unavailable(f"{message}: is --base-url that of an OpenAI server?") from error
+        message = f"{url} returned HTTP {status} with a body that is not JSON"
+        raise Unavailable(f"{message}: is --base-url the URL of an OpenAI-compatible server?") from error
     if status != 200:
         key = f"; a key is read from {_KEYS}" if status == 401 else ""
-        raise Unavailable(f"{url} answers HTTP {status}: {error_message(answer)}{key}")
+        raise Unavailable(f"{url} returned HTTP {status}: {error_message(answer)}{key}")
     return answer
 
 

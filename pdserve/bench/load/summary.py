@@ -97,7 +97,7 @@ def peak_output_tokens(lines: Sequence[Timeline]) -> float:
 
 
 def peak_requests(lines: Sequence[Timeline], sent_s: Iterable[float] = ()) -> int:
-    """Return the maximum of concurrent requests, including failed ones; those of `sent_s` never ended."""
+    """Return the maximum number of concurrent requests, including failed ones; those of `sent_s` never ended."""
     began = [(line.sent_s, 1) for line in lines] + [(at_s, 1) for at_s in sent_s]
     changes = sorted(began + [(line.end_s, -1) for line in lines])
     peak = now = 0

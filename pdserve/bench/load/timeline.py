@@ -20,7 +20,7 @@ class Timeline:
     """One request, its times in seconds of one clock; token counts are the server's own (`usage`).
 
     A piece is a stream event with output of one or more tokens. `due_s` is when the load planned
-    to send it, `sent_s` when --max-concurrency allowed it.
+    to send the request, `sent_s` when --max-concurrency allowed it.
     """
 
     due_s: float

@@ -34,7 +34,7 @@ _MAX_LEN = 2048
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0, or 1 if a request failed."""
+    """Run the command; return 0, or 1 if a request failed."""
     request = parse(argv)
     loads = chosen(request)
     unwind_on_sigterm()

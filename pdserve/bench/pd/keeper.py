@@ -1,8 +1,8 @@
 """`python -P -m pdserve.bench.pd.keeper CORES COMMAND...`: become COMMAND on those cores, in our process group.
 
 COMMAND and its children die with the bench: a guard reads the pipe of pdserve/parent_death.py, which only the bench
-process holds open, and kills the group when it is gone. This also covers peers that do not read the pipe, and stopped
-ones: the guard is in its own group, and in our session, so that the group's number is not reused.
+process holds open, and kills the group when that process is gone. This also covers peers that do not read the pipe or
+are stopped: the guard is in its own group, and in our session, so that the group's number is not reused.
 
 bench --Popen--> keeper ==exec==> COMMAND --> its children
                    `--fork--> guard: waits for the pipe's end, kills the group

@@ -18,8 +18,9 @@ from pdserve.bench.pd.request_routes import RequestRoute, nothing
 class Load:
     """Random requests of one shape: at `rate` per second if given, else `at_once` in parallel.
 
-    With `streams`, requests of `stream_shape` are running when the others arrive at once: only their gaps count. With
-    `turns`, each request begins a chat: each later one is the whole chat so far and as many new tokens.
+    With `streams`, requests of `stream_shape` are running when the others arrive at once: only the gaps of the running
+    ones count. With `turns`, each request begins a chat; each later prompt is the whole chat so far and as many new
+    tokens.
     """
 
     name: str
@@ -100,7 +101,7 @@ async def _burst_on_streams(
             line = await route.send(request, on_first=nothing if begun is None else begun.set)
         finally:
             if begun is not None:
-                begun.set()  # also for a failed one
+                begun.set()  # also if the request failed
         record.add(number, line, clock())
 
     begun = [asyncio.Event() for _ in streams]

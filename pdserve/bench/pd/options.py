@@ -37,7 +37,7 @@ class PdOptions:
     rounds: int = flag(1, "starts of each contestant, in turn; figures are medians", parse=int)
     seed: int = flag(0, "seed of prompts and arrivals", parse=int)
     only: tuple[str, ...] = flag((), "loads whose name contains one of these (default: all)", many=True)
-    vllm: str = flag("", "Python or `vllm` of an environment with vLLM's CPU build: its pair and replicas too")
+    vllm: str = flag("", "Python or `vllm` of an environment with vLLM's CPU build: measure its pair and replicas too")
     startup_timeout: float = flag(600.0, "seconds for each contestant to become ready", parse=float)
     json: str = flag("", "write the figures to this file")
 
@@ -76,7 +76,7 @@ def parse(argv: Sequence[str]) -> PdRequest:
     if options.rounds < 1:
         raise ConfigError(f"--rounds {options.rounds}: must be at least 1")
     if not options.startup_timeout > 0:
-        raise ConfigError(f"--startup-timeout {options.startup_timeout:g}: more than 0 s")
+        raise ConfigError(f"--startup-timeout {options.startup_timeout:g}: must be more than 0 s")
     if options.vllm and not os.access(options.vllm, os.X_OK):
         raise ConfigError(f"--vllm {options.vllm} is not executable: use the Python of vLLM's environment")
     fill_model(namespace)

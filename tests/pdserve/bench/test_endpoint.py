@@ -139,7 +139,7 @@ def test_an_answer_without_a_vector_is_a_failure(body: bytes, words: str) -> Non
         ([Sent(1, completion("a")), Sent(0, event({"error": {"message": "lost"}}))], 200, "error in the stream: lost"),
         ([Sent(1, completion("a"))], 200, "broke off: the stream ended without a finish_reason"),
         ([Sent(1, completion("a", "stop") + b"data: [DONE]\n\n")], 200, "no usage: the server does not count tokens"),
-        ([Sent(1, completion("a", "stop"))], 200, "no usage: the stream ended before it"),
+        ([Sent(1, completion("a", "stop"))], 200, "no usage: the stream ended before the usage"),
         ([Sent(1, completion("a")), Sent(1, b"data: hm\n\n")], 200, "no event: "),
         ([Sent(1, completion("a")), Sent(1, b"data: 7\n\n")], 200, "no event: an event is not an object: 7"),
         ([Sent(1, event({"choices": [None]}))], 200, "no event: an event has an unexpected form: {'choices': [None]}"),

@@ -60,7 +60,7 @@ def test_impossible_sizes_are_refused(shape: dict[str, int], words: str) -> None
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--vocab-size 100: random prompts use ids from 100"):
+    with pytest.raises(ConfigError, match="--vocab-size 100 is too small: random prompts use token ids from 100"):
         make_random_requests(1, RequestSizes(1, 1), random.Random(0), vocabulary=100)
 
 

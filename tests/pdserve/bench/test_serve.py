@@ -54,7 +54,7 @@ def test_a_failing_server_gets_no_advice_to_start_a_cluster(capsys: pytest.Captu
         unnamed = failed(capsys, "--base-url", url)
         named = failed(capsys, "--base-url", url, "--model", "m", "--vocab-size", "900", "--num-prompts", "2")
 
-    assert unnamed == f"pdserve bench serve: {url}/v1/models answers HTTP 404: no such route"
+    assert unnamed == f"pdserve bench serve: {url}/v1/models returned HTTP 404: no such route"
     assert named.endswith(f"none of the 2 requests to {url} completed")
 
 

@@ -54,4 +54,7 @@ def test_a_refused_key_names_the_sources_of_keys() -> None:
 def test_a_foreign_server_is_reported_as_not_pdserve() -> None:
     reported = failure_of(404, "<!DOCTYPE HTML>\n<html>")
 
-    assert reported.endswith("/v1/models answers HTTP 404 without JSON: is --base-url that of an OpenAI server?")
+    assert reported.endswith(
+        "/v1/models returned HTTP 404 with a body that is not JSON: "
+        "is --base-url the URL of an OpenAI-compatible server?"
+    )

@@ -33,7 +33,7 @@ def test_engine_flags_go_to_every_process(model: Path) -> None:
     ("argv", "words"),
     [
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
-        (["--startup-timeout", "0"], "--startup-timeout 0: more than 0 s"),
+        (["--startup-timeout", "0"], "--startup-timeout 0: must be more than 0 s"),
         (["--port", "9000"], "--port is set by `pdserve bench pd` itself"),
         (["--vllm", "no/such"], "--vllm no/such is not executable"),
         (["--only", "nothing"], "--only nothing matches none of: one at a time"),
