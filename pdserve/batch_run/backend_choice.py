@@ -55,7 +55,7 @@ class BatchServer:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[BatchBackend]:
-        """Open the connections. Raises ConfigError if the server lacks the models, Unavailable if it does not answer."""
+        """Open the connections. Raises ConfigError if the server lacks a model, Unavailable if it does not answer."""
         async with self.backend as backend:
             self._check(await backend.send("GET", "/v1/models"))  # report a wrong URL at once
             yield backend

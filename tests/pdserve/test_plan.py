@@ -67,8 +67,8 @@ def test_noise_of_a_few_milliseconds_changes_it_little() -> None:
     ("server", "message"),
     [
         (_Server(COST, noise_s=3.0), r"whose times vary by .* ms: set a longer --longest-prompt"),
-        (_Server(StepCost(0.013, 0.0009, 0.0)), "first tokens took 0.0 ms longer for 1024 tokens than for 64, and"),
-        (_Server(COST, num_outputs=1), "no answer had a second token, although 48 allowed"),
+        (_Server(StepCost(0.013, 0.0009, 0.0)), "first tokens took 0.0 ms longer for 1024 tokens than for 64, whose times"),
+        (_Server(COST, num_outputs=1), "no answer had a second token, although 48 were allowed"),
     ],
 )
 def test_times_that_show_nothing_are_refused_with_what_is_wanted(server: _Server, message: str) -> None:
