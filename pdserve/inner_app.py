@@ -23,7 +23,7 @@ _DEVICE_IDS = ("0",)
 _HOST = "127.0.0.1"
 _READY_POLL_S = 0.01
 LIMITS = ControlLimits(probe_timeout_s=600.0, suspect_s=math.inf, silence_s=math.inf, progress_s=math.inf)
-"""Limits for an engine in this process: no other could take over, so a step may take any time."""
+"""Limits for an engine in this process: no other engine could take over, so a step may take any time."""
 
 
 @contextlib.asynccontextmanager

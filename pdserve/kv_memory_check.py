@@ -34,8 +34,8 @@ def check_kv_room(options: EngineOptions, num_instances: int, *, is_here: bool) 
         plan_pool(tensors, budget_bytes=pool, block_size=options.block_size or CPU.block_size, max_model_len=length)
     if is_here and pool * num_instances > (free := available_bytes()):
         raise ConfigError(
-            f"--kv-cache-memory {pool} bytes in each of {num_instances} instances is {pool * num_instances} bytes: "
-            f"must be at most the {free} bytes free"
+            f"--kv-cache-memory {pool} bytes in each of {num_instances} instances is {pool * num_instances} bytes, "
+            f"but only {free} bytes are free"
         )
 
 

@@ -86,7 +86,7 @@ def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
 def scheduler_plans(
     host: str, ports: Sequence[int], flags: tuple[str, ...], variables: Mapping[str, str]
 ) -> tuple[ProcessPlan, ...]:
-    """Return the scheduler, or several of them; roles follow the load (--roles auto) by the decisions of the first."""
+    """Return one scheduler or several; with --roles auto, only the first one changes roles to follow the load."""
     if len(ports) == 1:
         return (_process("scheduler", host, ports[0], flags, variables),)
     return tuple(
@@ -106,7 +106,7 @@ def _of_worker(worker: WorkerKind | None) -> dict[str, str]:
 def _bootstrap(shape: ClusterShape) -> dict[str, str]:
     """Return the port of Mooncake's bootstrap server, for workers and scheduler: one that no other cluster here uses.
 
-    Prefill workers that already run use the port of the scheduler's variable, so with them it keeps its value.
+    Prefill workers that already run use the port in the scheduler's variable, which then keeps its value.
     """
     if shape.worker != "vllm" or shape.running.prefill or os.environ.get(BOOTSTRAP_PORT):
         return {}

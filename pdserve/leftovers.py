@@ -11,10 +11,10 @@ _WAIT_S = 10.0
 
 
 def end_leftovers(processes: Sequence[ProcessRecord]) -> str:
-    """Kill what these processes left running, and return a line that names those, "" where nothing was left.
+    """Kill what these processes left running, and return a line that names their owners, "" if nothing was left.
 
-    Such a process is in the session that its server led, and writes to its server's log: the number of a session is
-    used again once all its processes have ended.
+    A leftover process is in the session that its server led, and writes to its server's log. The log is checked too,
+    because a session's number is reused once all its processes have ended.
     """
     deadline, left = time.monotonic() + _WAIT_S, list[str]()
     ended = [one for one in processes if one.is_here and not one.alive]

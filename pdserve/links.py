@@ -33,10 +33,10 @@ the link. A missing link is established.
   BANDWIDTH       of --mib MiB from prefill to decode, with digests where they are on
   DIGESTS         whether each KV frame is checked: off only where both ends have --no-kv-digests
   FAILURES        how often this pair's link was lost; FALLBACKS: how often a worse transport was used
-  WHY NOT BETTER  for each better transport, why it is not in use, and for one measured to be slower both rates; or why
+  WHY NOT BETTER  for each better transport, why it is not in use, with both rates if it measured slower; or why
                   the pair could not be measured
 
-The scheduler measures, and only on request of its own user or root on its own host. Elsewhere, --url shows the last
+The scheduler measures only at the request of its own user or root, on its own host. Elsewhere, --url shows the last
 measurement, and only those better transports that the prefill instance offers. Exit status: 0 when every
 pair was measured, else 1.
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _report(where: TargetCluster, num_bytes: int) -> LinksReport:
-    """Measure, or take the figures of /metrics if measuring is not permitted. Raises Unavailable for no response."""
+    """Measure, or take the figures of /metrics if measuring is not permitted. Raises Unavailable without a response."""
     try:
         connection = connect_admin(where.base_url)
     except NoAdminSocket as error:

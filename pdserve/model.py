@@ -55,6 +55,7 @@ def ensure_default(environ: Mapping[str, str]) -> Path:
         from engine.checkpoints.default_model import ensure_default_model
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"the default model needs the engine ({error.name} is missing): pip install 'pdserve[engine]', or --model"
+            f"the default model needs the engine ({error.name} is missing): pip install 'pdserve[engine]', "
+            "or set --model"
         ) from error
     return ensure_default_model(default_cache_dir(environ), print_progress)

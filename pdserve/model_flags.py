@@ -15,7 +15,7 @@ from wire.errors import ConfigError
 
 
 def with_plain_model(options: EngineOptions, environ: Mapping[str, str], *, weights: bool = True) -> EngineOptions:
-    """Return the options with --model a folder of safetensors and tokenizer.json; its old value stays a served name.
+    """Return the options with a folder of safetensors and tokenizer.json as --model; the old value stays a served name.
 
     Files are downloaded or converted once. A scheduler needs no `weights`. Raises ConfigError
     if --quantization and the files differ, naming both, and for a model that cannot be provided, with the reason.
@@ -82,7 +82,7 @@ def _with_snapshot(options: EngineOptions, environ: Mapping[str, str], *, weight
     """Return the options with the downloaded folder of a hub model, and without the hub flags."""
     if not _is_at_hub(options):
         if options.revision is not None:
-            raise ConfigError(f"--revision {options.revision} is for a hub model, and {options.model} is not one")
+            raise ConfigError(f"--revision {options.revision} is for a hub model, but {options.model} is not one")
         return replace(options, download_dir=None, hub=None)
     folder = find_snapshot(_download_job(options, environ, weights=weights), environ).folder
     return replace(options, model=folder, revision=None, download_dir=None, hub=None)

@@ -28,8 +28,8 @@ def _do_nothing() -> None:
 def die_with_parent(environ: MutableMapping[str, str], at_end: Callable[[], None] = _do_nothing) -> None:
     """Die when the parent does, if it put a pipe's descriptor into VARIABLE, which is removed.
 
-    `at_end` is called once before, to clean up for the parent, after all processes that this one started have ended or
-    _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError if the variable is not a pipe.
+    `at_end` is called once before that, to clean up for the parent, after all processes that this one started have
+    ended or _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError if the variable is not a pipe.
     """
     number_text = environ.pop(VARIABLE, None)
     if number_text is None:
@@ -76,7 +76,7 @@ def _end(at_end: Callable[[], None]) -> None:
 
 
 def _block_main_thread() -> None:
-    """Block the main thread in its handler, unless this is it: it could keep writing what at_end removes."""
+    """Block the main thread in its handler, unless this thread is it: it could keep writing what at_end removes."""
     main = threading.main_thread()
     if main is not threading.current_thread() and main.ident is not None:
         signal.pthread_kill(main.ident, signal.SIGUSR1)

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     simulate.add_flags(parser)
     arguments = parser.parse_args(argv)
     if arguments.longest_prompt < 64:
-        raise ConfigError(f"--longest-prompt {arguments.longest_prompt}: at least 64")
+        raise ConfigError(f"--longest-prompt {arguments.longest_prompt}: must be at least 64")
     simulate.check(arguments)  # before anything is measured
     cost = asyncio.run(_measure(arguments.base_url.rstrip("/").removesuffix("/v1"), arguments))
     base, sequence, token = (1000 * value for value in (cost.base_s, cost.sequence_s, cost.token_s))

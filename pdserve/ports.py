@@ -37,7 +37,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
 
     Where possible they are outside the range for outgoing connections, so that another process that
     connects somewhere cannot take one before it is used. Ports that the last calls in this process returned are not
-    returned again: what they are for may not listen yet.
+    returned again: the processes that will use them may not listen yet.
     """
     with ExitStack() as held:
         ports = tuple(_take(held.enter_context(socket.socket()), host) for _ in range(count))

@@ -32,7 +32,7 @@ def deal_to_instances(
     minimum = num_ranks if may_share(kind) else needed
     if len(names) < minimum:
         raise ConfigError(
-            f"{variable}={preset!r} shows {len(names)} cards, {num_instances} instances of {num_ranks} ranks need "
+            f"{variable}={preset!r} shows {len(names)} cards, but {num_instances} instances of {num_ranks} ranks need "
             f"{needed} ({minimum} at least): list them all in it, or unset it"
         )
     dealt = (range(first, first + num_ranks) for first in range(0, needed, num_ranks))

@@ -50,7 +50,7 @@ class Watched(Protocol):
 class Child:
     """One process started by us, with its `record`. A child that uses parent_death.py dies with us.
 
-    `again`: it replaces one that died, and appends to its log. It starts in `folder`, by
+    `again`: the child replaces one that died, and appends to that one's log. It starts in `folder`, by
     default ours, with `stdin`, by default none, and the descriptors `pass_fds`. The starting thread must live on: to
     the kernel, that thread is the parent. A worker of another engine ends with all processes that it started: vLLM's
     engine would outlive a killed server, and keep its ports and memory. Raises OSError.

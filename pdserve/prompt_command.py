@@ -29,8 +29,8 @@ def prompt_parser(name: str, description: str, *, own_limit: str) -> CommandPars
     )  # fmt: skip
     default = f"the cluster of `pdserve up`, else {DEFAULT_URL}"
     parser.add_argument("--url", "--base-url", help=f"the OpenAI server (default: {default})")
-    parser.add_argument("--model-name", metavar="NAME", help="its served name (default: the first of /v1/models)")
-    parser.add_argument("--api-key", metavar="KEY", help="key to send to it")
+    parser.add_argument("--model-name", metavar="NAME", help="the served model (default: the first of /v1/models)")
+    parser.add_argument("--api-key", metavar="KEY", help="API key to send to the server")
     tokens_help = f"maximum tokens of an answer (default: the server's; pdserve's is {own_limit})"
     parser.add_argument("--max-tokens", type=int, metavar="N", help=tokens_help)
     parser.add_argument(
@@ -45,7 +45,7 @@ def _no_text(choice: Mapping[str, Any]) -> str:
 
 
 class _Screen:
-    """Prints one answer as it arrives; on a terminal with the thinking before it, dimmed. Owns whether it is dim."""
+    """Prints one answer as it arrives; a terminal shows the thinking first, dimmed. Owns whether text is dimmed."""
 
     def __init__(self) -> None:
         self._is_dim = False
@@ -146,7 +146,7 @@ def _fields(max_tokens: int | None, temperature: float | None) -> dict[str, floa
     if max_tokens is not None and max_tokens < 1:
         raise ConfigError(f"--max-tokens {max_tokens}: must be at least 1")
     if temperature is not None and not 0 <= temperature < math.inf:
-        raise ConfigError(f"--temperature {temperature:g}: 0 or more")
+        raise ConfigError(f"--temperature {temperature:g}: must be 0 or more")
     fields = {"max_tokens": max_tokens, "temperature": temperature}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -165,7 +165,7 @@ def _read_terminal() -> Iterator[str]:
 
 
 def _printable(text: str) -> str:
-    """Return a model's text with the control characters removed that a terminal would interpret."""
+    """Return a model's text without the control characters that a terminal would interpret."""
     if not sys.stdout.isatty():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)

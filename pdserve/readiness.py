@@ -17,10 +17,11 @@ def wait_ready(
     children: Sequence[Watched], clients: Sequence[Client], timeout_s: float, say: Callable[[str], None],
     running: Collection[str] = (),
 ) -> None:  # fmt: skip
-    """Return when /ready of each of their own schedulers, the `clients`, reports ready; `say` prints what the start
-    waits for meanwhile.
+    """Return when every scheduler of the cluster, one for each of `clients`, reports ready.
 
-    `running` are the URLs of its workers that are not among the processes.
+    Until then, `say` prints what is missing.
+
+    `running` are the URLs of the cluster's workers that are not among the processes.
 
     Raises Unavailable with the last log line of a process that ends (ConfigError if its status means wrong
     input), and DeadlineExceeded after `timeout_s`.
@@ -54,7 +55,7 @@ def _why_not_ready(client: Client, own: Collection[str]) -> str | None:
     ready, missing = _parse_readiness(reply)
     if not ready:
         return missing
-    if _addresses(reply).isdisjoint(own):  # it took the port after our check: our own scheduler will report it and exit
+    if _addresses(reply).isdisjoint(own):  # took the port after our check; our own scheduler will report it and exit
         return f"another cluster serves at {client.base_url}"
     return None
 

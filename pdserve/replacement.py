@@ -22,7 +22,7 @@ class Phase(NamedTuple):
 
 
 def phases_of(died_at: float, marks: Mapping[str, Mark], serving: float | None = None) -> tuple[Phase, ...]:
-    """Return the completed phases in order; `died_at` and `serving` are times of the marks' clock.
+    """Return the completed phases in order; `died_at` and `serving` are times on the marks' clock.
 
     A spare's CPU time before it received its command line is not counted. A process without marks has one phase.
     """

@@ -18,11 +18,11 @@ the instance stays there, its cached prefixes too. Nothing is loaded, and its pr
 The instance keeps the role until the next change, also when the scheduler restarts; an instance that restarts gets its
 role again. A new entry of the table starts with the role of the table. Names stay: `prefill-0` may decode.
 
-Refused are a change that would leave no instances to prefill or to decode, a worker of another engine, and, for a model
-that takes images, a decode instance as anything else, as it has no image encoder.
+A change is refused if it would leave no instance to prefill or to decode, if the instance is a worker of another
+engine, and if a decode instance of a model that takes images would get another role: it has no image encoder.
 
-The scheduler takes this only from its own user or root on its own host. Exit status: 0 when the instance has the role,
-2 when it cannot have it, else 1.
+The scheduler accepts a change only from its own user or root, on its own host. Exit status: 0 when the instance has the
+role, 2 when it cannot have it, else 1.
 
 examples:
   pdserve role decode-1 prefill                 the cluster of `pdserve up`, else the one on port 9000
@@ -34,10 +34,10 @@ examples:
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 when the instance has the role."""
     parser = CommandParser(
-        prog="pdserve role", description="Change where the new work of a running instance goes.", epilog=EPILOG,
+        prog="pdserve role", description="Change the role of a running instance.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("instance", metavar="INSTANCE", help="its name in `pdserve status`, such as decode-0")
+    parser.add_argument("instance", metavar="INSTANCE", help="its name as `pdserve status` shows it, such as decode-0")
     parser.add_argument("role", metavar="ROLE", choices=[role.value for role in Role], help=", ".join(Role))
     add_where(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a line")

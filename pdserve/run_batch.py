@@ -47,7 +47,7 @@ def main(argv: Sequence[str], command: Sequence[str] = ("pdserve", "run-batch"))
 
 
 def _say(text: str) -> None:
-    """Print to stderr, whose reader, such as a pager, may have ended by the same Ctrl-C."""
+    """Print to stderr; the same Ctrl-C may have ended its reader, such as a pager."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -140,10 +140,10 @@ def _make_job(request: BatchRequest, files: BatchFiles) -> BatchJob:
 
 
 def _name_advice(request: BatchRequest, error: str) -> str:
-    """Return advice for lines that name another model than the one loaded here."""
+    """Return advice for lines that name a model other than the one loaded here."""
     if request.options.base_url is not None or "does not exist here" not in error:
         return ""
-    return "\n--served-model-name NAME gives the model here the name in the lines"
+    return "\n--served-model-name NAME gives the model loaded here the name in the lines"
 
 
 def _retry_advice(files: BatchFiles) -> str:

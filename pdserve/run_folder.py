@@ -37,7 +37,7 @@ class ProcessRecord:
     """One process of a cluster. `started` distinguishes it from a later one with the same pid.
 
     `restarts` counts its starts after the first; `note` says briefly what happens after its death. `phases` are
-    those completed of its last replacement, which ended at `replaced_at`, in seconds since
+    the completed ones of its last replacement, which ended at `replaced_at`, in seconds since
     1970. A process on another machine has the pid 0, which no process has.
     """
 

@@ -94,7 +94,9 @@ def with_model_of(workers: RunningWorkers, engine: EngineOptions, options: Sched
     except Unavailable as error:
         if engine.model:
             return engine
-        raise ConfigError(f"no worker answers, so the model is not known: {error}; or give --model") from None
+        raise ConfigError(
+            f"no worker answers, so the model is not known: set --model, or start a worker ({error})"
+        ) from None
     longest = engine.max_model_len
     if longest is not None and 0 < found.max_model_len < longest:
         raise ConfigError(f"--max-model-len {longest} is more than the workers' {found.max_model_len}")

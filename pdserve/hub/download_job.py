@@ -32,7 +32,7 @@ class DownloadJob:
     weights: bool = True
 
     def to_json(self) -> str:
-        """Return it for the other process."""
+        """Return the job for the other process."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -46,13 +46,13 @@ class DownloadJob:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A folder with the files of one revision; `commit` is its commit id, if the hub has them."""
+    """A folder with the files of one revision; `commit` is its id, None if the hub has no commits."""
 
     folder: str
     commit: str | None = None
 
     def to_json(self) -> str:
-        """Return it for the other process."""
+        """Return the snapshot for the other process."""
         return json.dumps(asdict(self))
 
     @classmethod

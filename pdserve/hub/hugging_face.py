@@ -89,7 +89,7 @@ class _Hub:
         from huggingface_hub import errors
 
         job, page = self.job, f"{self.endpoint}/{self.job.name}"
-        log_in = "set HF_TOKEN to a token that may read it, or log in by `hf auth login`"
+        log_in = "set HF_TOKEN to a token that may read it, or log in with `hf auth login`"
         if isinstance(error, errors.GatedRepoError):
             return ConfigError(f"{job.name} is gated: accept its conditions at {page}, then {log_in}")
         if isinstance(error, errors.RevisionNotFoundError):
@@ -102,8 +102,8 @@ class _Hub:
         if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
             status = error.response.status_code
             if status < 500 and status != 429:
-                return ConfigError(f"{self.endpoint} answers {status} for {job}: {_line(error)}")
-            return Unavailable(f"{self.endpoint} answers {status}")
+                return ConfigError(f"{self.endpoint} returned HTTP {status} for {job}: {_line(error)}")
+            return Unavailable(f"{self.endpoint} returned HTTP {status}")
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             return ConfigError(f"{job} cannot be stored here: {_line(error)}")
         return Unavailable(f"{self.endpoint} cannot be reached ({type(error).__name__}: {_line(error)})")

@@ -75,6 +75,6 @@ def _load_library(job: DownloadJob) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--model {job.name} from ModelScope needs {error.name}: pip install 'pdserve[modelscope]', or pass "
-            "a folder, or --hub huggingface (VLLM_USE_MODELSCOPE unset)"
+            "a folder, or use --hub huggingface (with VLLM_USE_MODELSCOPE unset)"
         ) from error
     return snapshot_download  # type: ignore[no-any-return]

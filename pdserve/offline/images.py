@@ -43,6 +43,6 @@ def _data_url(name: str, image: Any) -> str:
     if not isinstance(image, Image.Image):
         raise TypeError(f"{name} is {type(image).__name__}, must be a PIL image")
     plain, out = image.convert("RGB"), io.BytesIO()
-    plain.info = {}  # a file's orientation: the script sees the pixels as they are
+    plain.info = {}  # drop the file's orientation: the script sees the pixels unrotated
     plain.save(out, "PNG", compress_level=1)
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"

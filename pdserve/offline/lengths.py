@@ -49,7 +49,7 @@ async def token_ids(api: HttpApi, index: int, prompt: PromptInput) -> list[int]:
 
 
 async def _count(api: HttpApi, index: int, prompt: PromptInput, params: SamplingParams) -> int:
-    """Return a prompt's number of tokens; max_model_len for a text to truncate that is too long to tokenise."""
+    """Return a prompt's number of tokens; max_model_len for a text too long to tokenise that will be truncated."""
     if prompt.token_ids is not None:
         return len(prompt.token_ids)
     try:
@@ -82,5 +82,5 @@ def _remaining_tokens(index: int, num_tokens: int, params: SamplingParams, maxim
 
 
 def _at_most(text: str) -> int:
-    """Return an upper bound of a text's tokens, one per byte. The server refuses texts that a normaliser expands."""
+    """Return an upper bound on a text's tokens, one per byte. The server refuses texts that a normaliser expands."""
     return len(text.encode("utf-8", "surrogatepass")) + _SPECIAL

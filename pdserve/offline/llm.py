@@ -51,9 +51,9 @@ class LLM:
     keywords are flags of `pdserve serve` or of vLLM, with underscores: those without effect are listed once on stderr,
     unknown ones raise TypeError. A script samples the same outputs in every run, unless `seed` is changed;
     None draws random seeds. `api_key` is for a cluster (default: $PDSERVE_API_KEY), `tokenizer` for its get_tokenizer,
-    `max_in_flight` the maximum of requests at once.
+    `max_in_flight` the maximum number of concurrent requests.
 
-    Close it, or use it as a context manager; it closes itself when the script exits.
+    Close the LLM, or use it as a context manager; it closes itself when the script exits.
     """
 
     @hide_internal_frames

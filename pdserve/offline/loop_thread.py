@@ -64,8 +64,8 @@ class LoopThread(Generic[T]):
         if self._is_a_fork:
             work.close()
             raise ConfigError(
-                f"this LLM was made by process {self._process} and this is {os.getpid()}, a fork of it without its "
-                "threads: make an LLM after the fork"
+                f"this LLM was created by process {self._process}, but this is {os.getpid()}, a fork without its "
+                "threads: create an LLM after the fork"
             )
         run = _Run(work, self._runs)
         try:

@@ -93,7 +93,7 @@ class BeamSearchOutput:
 
 @dataclass(repr=False)
 class PoolingOutput:
-    """The pooler's output for one prompt: a list of numbers, or of a list for each token."""
+    """The pooler's output for one prompt: a list of numbers, or one such list for each token."""
 
     data: list[Any]
 

@@ -62,7 +62,7 @@ def conversations(given: Sequence[Any]) -> list[list[Mapping[str, Any]]]:
 
 
 def one_each(given: T | Sequence[T] | None, count: int, default: T, name: str) -> list[T]:
-    """Return one value for each of `count` prompts. Raises ValueError for another number of values."""
+    """Return one value for each of `count` prompts. Raises ValueError for any other number of values."""
     if given is None:
         return [default] * count
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -105,7 +105,7 @@ def _of_mapping(index: int, given: Mapping[str, Any]) -> PromptInput:
     images = prompt_images(index, given.get("multi_modal_data"))
     if ids is not None:
         if not _is_ids(ids):
-            raise ValueError(f"prompt {index}: prompt_token_ids must be a list of token ids, not empty")
+            raise ValueError(f"prompt {index}: prompt_token_ids must be a non-empty list of token ids")
         return PromptInput(text, ids, salt, images)
     if not isinstance(text, str):
         raise ValueError(f"prompt {index} has neither prompt nor prompt_token_ids")

@@ -26,7 +26,7 @@ class RequestStateStats:
 def request_stats(
     server_timing: str, *, arrival_time: float, queued_ts: float, last_token_ts: float, num_tokens: int
 ) -> RequestStateStats:
-    """Return the times of one request; a stage missing in the header took no time."""
+    """Return the times of one request; a stage missing from the header took no time."""
     stages_s = {name: float(milliseconds) / 1000 for name, milliseconds in _STAGE.findall(server_timing)}
     waited_s = stages_s.get("queue", 0.0)
     first_s = waited_s + stages_s.get("reserve", 0.0) + stages_s.get("prefill", 0.0)

@@ -25,10 +25,10 @@ class RequestOutputKind(Enum):
 
 @dataclass(slots=True)
 class RepetitionDetectionParams:
-    """When to stop an output that repeats itself; never for `max_pattern_size` 0. The server checks it.
+    """When to stop an output that repeats itself; never for `max_pattern_size` 0. The server checks the fields.
 
-    It stops when it ends in `min_count` repetitions of a pattern of `min_pattern_size` (0: 1) to `max_pattern_size`
-    tokens.
+    The output stops when it ends in `min_count` repetitions of a pattern of `min_pattern_size` (0: 1) to
+    `max_pattern_size` tokens.
     """
 
     max_pattern_size: int = 0
@@ -135,7 +135,7 @@ class SamplingParams:
         if not all(self.stops):
             raise ValueError("stop contains an empty string")
         if self.stops and not self.detokenize:
-            raise ValueError("stop needs detokenize: stop strings are searched in the text")
+            raise ValueError("stop needs detokenize: stop strings are searched for in the text")
         if self.truncate_prompt_tokens is not None and not (
             self.truncate_prompt_tokens >= 1 or self.truncate_prompt_tokens == -1
         ):

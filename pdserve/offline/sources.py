@@ -138,7 +138,7 @@ class AdaptiveBackend:
     async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
-        """Return the answer. Raises as the wrapped backend."""
+        """Return the answer. Raises what the wrapped backend raises."""
         return await self._inflight.run(functools.partial(self._backend.send, method, path, body, headers))
 
 

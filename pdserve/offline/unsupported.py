@@ -7,7 +7,7 @@ _ENGINE = "the engine may be in another process, and only accepts requests"
 _SLEEP = "close() frees all memory, and LLM(...) loads the model again"
 _QUEUE = "generate and chat accept all prompts at once, and several threads may call them"
 _RENDERED = "generate accepts texts and token ids, and chat renders messages"
-_WEIGHTS = "the weights come from the folder: create another LLM for another one"
+_WEIGHTS = "the weights come from the model's folder: create another LLM to use other weights"
 _PROFILE = "`pdserve bench engine` shows where the time is spent"
 
 MEMBERS: Mapping[str, str] = {
@@ -28,7 +28,7 @@ MEMBERS: Mapping[str, str] = {
     "release_kv_cache_memory": "LLM(..., kv_cache_memory=...) sets its size, and close() frees it",
     "renderer": _RENDERED,
     "request_counter": "a request's id is RequestOutput.request_id",
-    "reset_mm_cache": "prompts are texts or token ids",
+    "reset_mm_cache": "embeddings of images are always cached",
     "sleep": _SLEEP,
     "start_profile": _PROFILE,
     "start_weight_update": _WEIGHTS,
@@ -55,7 +55,7 @@ NAMES: Mapping[str, str] = {
 KEYWORDS: Mapping[str, str] = {
     "concurrency_limit": "LLM(..., max_in_flight=...) limits the requests in flight",
     "lora_request": "adapters are not supported: merge them into the weights",
-    "mm_processor_kwargs": "prompts are texts or token ids",
+    "mm_processor_kwargs": "the model's own image processor is used",
     "pooling_params": "its fields are keywords: dimensions=..., use_activation=...",
     "tokenization_kwargs": "SamplingParams(truncate_prompt_tokens=...) truncates a prompt; else pass token ids",
 }

@@ -11,7 +11,7 @@ from wire.errors import ConfigError, PdserveError, to_name
 
 
 class InstanceActor:
-    """Hosts one instance on a node. Ray runs its methods on the worker's main thread, which lives as long as it."""
+    """Hosts one instance on a node. Ray runs its methods on the main thread, which lives as long as the actor does."""
 
     def __init__(self) -> None:
         import ray

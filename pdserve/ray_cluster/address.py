@@ -15,7 +15,7 @@ def parse_address(text: str) -> str:
         return text
     if text.startswith("ray://"):
         raise ConfigError(
-            f"--address {text}: Ray's client protocol is not supported, the scheduler must run on a cluster node: "
+            f"--address {text}: Ray's client protocol is not supported: the scheduler must run on a cluster node; "
             "use the HOST:PORT that `ray start --head` printed, 6379 by default"
         )
     match = _ADDRESS.fullmatch(text)

@@ -43,7 +43,8 @@ class RayInstanceHost:
     def place(self, request: NodeRequest) -> Placement:
         """Return the instance's address and devices. Raises Incompatible, RanktableError if an NPU has no address."""
         if request.version != __version__:
-            raise Incompatible(f"pdserve {__version__} is installed on this node, {request.version} where `up` runs")
+            there = f"{request.version} where `up` runs"
+            raise Incompatible(f"pdserve {__version__} is installed on this node, but {there}")
         ids = self._device_ids(request)
         ips = card_addresses(kind_named(request.kind), ids, self._node.ip, self._environ)
         self._port = self._free_port()

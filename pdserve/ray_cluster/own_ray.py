@@ -28,7 +28,7 @@ class OwnRay:
         environ.pop("RAY_AUTH_TOKEN", None)
 
     def arguments(self, num_cpus: int) -> dict[str, Any]:
-        """Return the arguments of `ray.init`; `num_cpus`, the instances' need, raises the machine's number of CPUs."""
+        """Return the arguments of `ray.init`: the CPUs that the instances need, or the machine's if it has more."""
         return {
             "address": "local",
             "num_cpus": max(num_cpus, os.cpu_count() or 1),

@@ -90,13 +90,13 @@ class RemoteChild:
 
     @property
     def record(self) -> ProcessRecord:
-        """The record, without a pid, which would be another machine's."""
+        """The record; its pid is 0, since the process's own pid belongs to another machine."""
         address = "" if self.placement is None else f"{self.placement.ip}:{self.placement.port}"
         return ProcessRecord(self._plan.name, self._plan.role, 0, 0, address, str(self._log))
 
     @property
     def marks(self) -> Mapping[str, Mark]:
-        """Return none: they are not sent from the node."""
+        """Return no marks: the node does not send them."""
         return {}
 
     def ended(self) -> str | None:

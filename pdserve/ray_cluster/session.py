@@ -58,7 +58,7 @@ class RaySession:
     def reserve(
         self, need: Need, num_instances: int, strategy: str, timeout_s: float, say: Callable[[str], None]
     ) -> None:
-        """Reserve the resources of all instances at once. Raises Unavailable, with each node's, after `timeout_s`."""
+        """Reserve all resources at once. Raises Unavailable, listing the nodes' resources, after `timeout_s`."""
         from ray.util.placement_group import placement_group
 
         self._need = need

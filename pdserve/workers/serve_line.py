@@ -80,7 +80,7 @@ def worker_line(plan: LaunchPlan, typed: TypedFlags, environ: Mapping[str, str],
 
 
 def _sizes(plan: LaunchPlan, typed: TypedFlags) -> Sizes:
-    """Return the sizes whose product is the number of devices; tensor-parallel is what the others leave."""
+    """Return the sizes whose product is the number of devices; the tensor-parallel size is what the others leave."""
     data = typed.number("data-parallel-size-local") or typed.number("data-parallel-size") or 1
     pipeline = typed.number("pipeline-parallel-size") or 1
     num = len(plan.own.devices)
@@ -93,7 +93,7 @@ def _sizes(plan: LaunchPlan, typed: TypedFlags) -> Sizes:
         ids = ",".join(plan.own.device_ids)
         raise ConfigError(
             f"--tensor-parallel-size {tensor}{others} differs from the {num} devices of the local ranktable ({ids}): "
-            "the product must be their number"
+            "the product must equal their number"
         )
     return Sizes(tensor, data)
 
@@ -107,7 +107,7 @@ def _port(plan: LaunchPlan, typed: TypedFlags) -> int:
         raise ConfigError("--port is missing: set it to this instance's port in NODE_PORTS")
     if listed not in (None, port) and plan.own.url is None and not plan.has_node_ports:
         raise ConfigError(
-            f"--port {port} is not the server_port of {plan.name} in {plan.global_path}, {listed}, to which the "
+            f"--port {port} differs from {listed}, the server_port of {plan.name} in {plan.global_path}, to which the "
             f"scheduler connects: use --port {listed} or omit it"
         )
     return port

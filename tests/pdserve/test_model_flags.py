@@ -138,7 +138,7 @@ def test_a_folder_is_never_looked_up_at_a_hub(
     plain = with_plain_model(EngineOptions(model="facebook/opt-125m", download_dir="/models"), {})
 
     assert (plain.model, fetches) == ("facebook/opt-125m", [])
-    with pytest.raises(ConfigError, match="--revision v1 is for a hub model, and facebook/opt-125m is not one"):
+    with pytest.raises(ConfigError, match="--revision v1 is for a hub model, but facebook/opt-125m is not one"):
         with_plain_model(EngineOptions(model="facebook/opt-125m", revision="v1"), {})
 
 

@@ -67,7 +67,7 @@ def test_noise_of_a_few_milliseconds_changes_it_little() -> None:
     ("server", "message"),
     [
         (_Server(COST, noise_s=3.0), r"whose times vary by .* ms: set a longer --longest-prompt"),
-        (_Server(StepCost(0.013, 0.0009, 0.0)), "first tokens took 0.0 ms longer for 1024 tokens than for 64, whose times"),
+        (_Server(StepCost(0.013, 0.0009, 0.0)), "first tokens took 0.0 ms longer for 1024 tokens than for 64, whose"),
         (_Server(COST, num_outputs=1), "no answer had a second token, although 48 were allowed"),
     ],
 )
@@ -106,7 +106,7 @@ def test_steps_that_take_less_with_more_streams_cost_nothing_for_each() -> None:
     ("flags", "status", "words"),
     [
         (["--base-url=http://127.0.0.1:1"], 1, "http://127.0.0.1:1/v1/models does not answer"),
-        (["--longest-prompt=63"], 2, "--longest-prompt 63: at least 64"),
+        (["--longest-prompt=63"], 2, "--longest-prompt 63: must be at least 64"),
         (["--trace=/nonexistent"], 2, "/nonexistent: No such file or directory"),
         (["--bogus=1"], 2, "unknown flag --bogus"),
         (["--url=http://127.0.0.1:1"], 2, "unknown flag --url"),

@@ -186,9 +186,9 @@ def test_a_terminal_shows_the_thinking_dimmed(
             "1 does not answer: Connection refused; `pd",
         ),
         (["--max-tokens", "0"], ConfigError, "--max-tokens 0: must be at least 1"),
-        (["--temperature", "-0.5"], ConfigError, "--temperature -0.5: 0 or more"),
-        (["--temperature", "nan"], ConfigError, "--temperature nan: 0 or more"),
-        (["--temperature", "inf"], ConfigError, "--temperature inf: 0 or more"),
+        (["--temperature", "-0.5"], ConfigError, "--temperature -0.5: must be 0 or more"),
+        (["--temperature", "nan"], ConfigError, "--temperature nan: must be 0 or more"),
+        (["--temperature", "inf"], ConfigError, "--temperature inf: must be 0 or more"),
     ],
 )
 @pytest.mark.parametrize("command", [chat, complete])

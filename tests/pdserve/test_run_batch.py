@@ -386,7 +386,7 @@ def test_lines_of_another_model_name_suggest_served_model_name(
     assert run_batch.main(["-i", str(source), "-o", str(output)]) == 0
     first, second, third = capsys.readouterr().err.splitlines()[-3:]
     assert first == "the first error is 'id-one': the model 'tiny' does not exist here; served: a"
-    assert second == "--served-model-name NAME gives the model here the name in the lines"
+    assert second == "--served-model-name NAME gives the model loaded here the name in the lines"
     assert third.startswith("the same command with --retry-failed retries")
 
 

@@ -101,7 +101,7 @@ def test_npus_have_the_addresses_of_their_own_network(tmp_path: Path) -> None:
 
 
 def test_another_version_on_the_node_is_refused_with_both_versions(node: RayInstanceHost) -> None:
-    with pytest.raises(Incompatible, match=f"pdserve {__version__} is installed on this node, 9.9 where `up` runs"):
+    with pytest.raises(Incompatible, match=f"pdserve {__version__} is installed on this node, but 9.9 where `up` runs"):
         node.place(NodeRequest("cpu", ("0",), "9.9"))
 
 

@@ -140,7 +140,7 @@ def test_a_gated_model_is_an_error_with_advice(hub: FakeHub, fetched: Callable[.
         fetched(LLAMA)
     assert str(refusal.value) == (
         f"{LLAMA} is gated: accept its conditions at {hub.url}/{LLAMA}, then set HF_TOKEN to a token that may read it, "
-        "or log in by `hf auth login`"
+        "or log in with `hf auth login`"
     )
 
 

@@ -189,7 +189,7 @@ def test_engine_keywords_have_no_effect_on_a_running_cluster() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"cluster": "http://x", "prefill": 1}, "pass only one of them"),
+        ({"cluster": "http://x", "prefill": 1}, "pass either cluster or these two"),
         ({"api_key": "k"}, "api_key is for a cluster"),
         ({"max_in_flight": 0}, "max_in_flight is 0, must be 1 or more"),
     ],

@@ -248,8 +248,8 @@ def test_a_forked_child_gets_an_error_and_exits_harmlessly() -> None:
         output = pipe.read()
 
     assert output == (
-        f"ConfigError: this LLM was made by process {os.getpid()} and this is {pid}, a fork of it without its threads: "
-        "make an LLM after the fork"
+        f"ConfigError: this LLM was created by process {os.getpid()}, but this is {pid}, a fork without its threads: "
+        "create an LLM after the fork"
     )
     assert thread.run(number()) == 7
     thread.close()

@@ -34,7 +34,7 @@ def test_each_form_is_read(given: Any, prompts: list[PromptInput]) -> None:
         (["a", 5.0], TypeError, "prompt 1 is a value of type float: pass a string, a list of token ids"),
         ([[1, "a"]], TypeError, "prompt 0 is a value of type list"),
         ([[True, False]], TypeError, "prompt 0 is a value of type list"),
-        ({"prompt_token_ids": []}, ValueError, "prompt_token_ids must be a list of token ids, not empty"),
+        ({"prompt_token_ids": []}, ValueError, "prompt_token_ids must be a non-empty list of token ids"),
         ({"text": "a"}, ValueError, "prompt 0 has neither prompt nor prompt_token_ids"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, TypeError, "prompt 0: multi_modal_data.image 0 is int"),
         (None, TypeError, "generate needs prompts"),

@@ -34,7 +34,7 @@ def error_of(wrong: Callable[[], object]) -> BaseException:
         (lambda: LLM("/no/such/model", dtype="float3"), "dtype"),
         (lambda: LLM(max_model_len="long"), "max_model_len"),
         (lambda: LLM(tensor_parallel=2), "did you mean tensor_parallel_size?"),
-        (lambda: LLM(cluster="http://127.0.0.1:1", prefill=1), "pass only one of them"),
+        (lambda: LLM(cluster="http://127.0.0.1:1", prefill=1), "pass either cluster or these two"),
         (lambda: LLM(cluster="127.0.0.1:9000"), "does not begin with http://"),
         (lambda: LLM(max_in_flight=0), "max_in_flight is 0"),
         (lambda: LLM(enforce_eager="maybe"), "enforce_eager is 'maybe', must be True or False"),
