@@ -1,6 +1,6 @@
 """The port of several schedulers on this machine: the supervisor opens it, and each scheduler inherits the socket.
 
-So it stays open while one of them restarts, and clients that connect meanwhile are accepted by another one.
+The port therefore stays open while a scheduler restarts: another scheduler accepts the clients that connect meanwhile.
 """
 
 import socket
@@ -31,11 +31,11 @@ class SharedPort:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The environment that names them to it."""
+        """The environment variable that gives the descriptor to a scheduler."""
         return {} if self._socket is None else {SHARED_VARIABLE: str(self._socket.fileno())}
 
     def close(self) -> None:
-        """Accept no more clients once the schedulers stop too. Idempotent."""
+        """Close the socket here: no clients are accepted once the schedulers stop too. Idempotent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

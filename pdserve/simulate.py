@@ -83,14 +83,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, help="requests in Mooncake's (JSON lines) or BurstGPT's (CSV) format")
     parser.add_argument("--requests", type=int, default=100, help="without a trace: number of requests (default: 100)")
     parser.add_argument("--rate", type=float, default=1.0, help="arrivals per second; 0: all at once (default: 1)")
-    parser.add_argument("--input-len", type=int, default=512, help="prompt tokens of each (default: 512)")
-    parser.add_argument("--output-len", type=int, default=128, help="output tokens of each (default: 128)")
+    parser.add_argument("--input-len", type=int, default=512, help="prompt tokens of each request (default: 512)")
+    parser.add_argument("--output-len", type=int, default=128, help="output tokens of each request (default: 128)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the arrival times (default: 0)")
-    parser.add_argument("--layout", action="append", default=[], help="such as 2P1D or 4C; may be repeated")
-    parser.add_argument("--instances", type=int, default=2, help="without --layout: all of this many (default: 2)")
-    parser.add_argument("--gap-limit", type=float, default=0.1, help="seconds between tokens (default: 0.1)")
-    parser.add_argument("--ttft-limit", type=float, default=0.0, help="the scheduler's, in s (default: 0, none)")
-    parser.add_argument("--prefill-chunk-size", type=int, default=512, help="tokens (default: 512)")
+    parser.add_argument("--layout", action="append", default=[], help="a layout such as 2P1D or 4C; may be repeated")
+    parser.add_argument(
+        "--instances", type=int, default=2, help="without --layout: all layouts of this many (default: 2)"
+    )
+    parser.add_argument("--gap-limit", type=float, default=0.1, help="limit of token gaps, in s (default: 0.1)")
+    parser.add_argument("--ttft-limit", type=float, default=0.0, help="the scheduler's limit in s (default: 0, none)")
+    parser.add_argument("--prefill-chunk-size", type=int, default=512, help="prompt tokens per step (default: 512)")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences of an instance (default: 64)")
     parser.add_argument("--hand-off-ms", type=float, default=5.0, help="time of a KV hand-off itself (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -133,12 +135,12 @@ def check(arguments: argparse.Namespace) -> None:
     """Check the flags and read the trace. Raises ConfigError."""
     for name in ("requests", "input_len", "output_len", "prefill_chunk_size", "max_num_seqs"):
         if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: at least 1")
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be at least 1")
     for name in ("rate", "hand_off_ms", "ttft_limit"):
         if not 0 <= getattr(arguments, name) < float("inf"):
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name):g}: 0 or more")
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(arguments, name):g}: must be 0 or more")
     if not arguments.gap_limit > 0:
-        raise ConfigError(f"--gap-limit {arguments.gap_limit:g}: more than 0")
+        raise ConfigError(f"--gap-limit {arguments.gap_limit:g}: must be more than 0")
     if not 2 <= arguments.instances <= _MOST_INSTANCES:
         raise ConfigError(f"--instances {arguments.instances} is not in 2..{_MOST_INSTANCES}")
     arguments.load = _trace(arguments)
@@ -193,7 +195,7 @@ def roles_of(layout: str) -> list[Role]:
     found = _LAYOUT.fullmatch(layout)
     counts = [int(group or 0) for group in found.groups()] if found else []
     if not counts or not 0 < sum(counts) <= _MOST_INSTANCES or bool(counts[0]) != bool(counts[1]):
-        raise ConfigError(f"--layout {layout} is not one such as 2P1D or 3C, of 1 to {_MOST_INSTANCES} instances")
+        raise ConfigError(f"--layout {layout} is not a layout such as 2P1D or 3C, of 1 to {_MOST_INSTANCES} instances")
     roles = (Role.PREFILL, Role.DECODE, Role.COMBINED)
     return [role for role, count in zip(roles, counts, strict=True) for _ in range(count)]
 

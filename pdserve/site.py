@@ -34,7 +34,7 @@ class Site(Protocol):
 
     @property
     def spare(self) -> ProcessRecord | None:
-        """Return the record of the warm spare, or of why there is none; None where the site has no spares."""
+        """Return the record of the warm spare, or one with the reason why there is none; None if the site has none."""
         ...
 
     def close_port(self) -> None:
@@ -72,7 +72,7 @@ class LocalSite:
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
         """Start a child process; a warm spare, if there is one, takes over for a process that died.
 
-        A scheduler is started anew unless there are several.
+        The spare replaces a scheduler only if there are several.
         """
         log, environ = self._folder.log(plan.name), os.environ | {WEIGHTS_FD: str(self._weights)}
         if plan.role == "scheduler":
@@ -88,7 +88,7 @@ class LocalSite:
 
     @property
     def spare(self) -> ProcessRecord:
-        """Return the record of the spare, or of why there is none."""
+        """Return the record of the spare, or one with the reason why there is none."""
         return self._keeper.record
 
     def close_port(self) -> None:

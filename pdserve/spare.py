@@ -87,7 +87,7 @@ class Spare:
 
 
 class SpareKeeper:
-    """Owns the spare of one host: starts one when memory is free and nothing else starts, and another after its use."""
+    """Owns the spare of one host: starts it when memory is free and nothing else starts, and another after its use."""
 
     def __init__(
         self, make: Callable[[], Spare], restarts: Restarts, say: Callable[[str], None], why_none: str = "",
@@ -132,7 +132,7 @@ class SpareKeeper:
             free = self._free_bytes()
             if free < MIN_FREE_BYTES:
                 self._due = now + _POLL_S
-                self._why = f"{free / 1e9:.1f} GB of memory are free, one needs {MIN_FREE_BYTES / 1e9:g} GB"
+                self._why = f"{free / 1e9:.1f} GB of memory are free, but a spare needs {MIN_FREE_BYTES / 1e9:g} GB"
             else:
                 self._spare = self._start_spare()
         except OSError as error:

@@ -29,7 +29,7 @@ PID is that of the process that `pdserve up` started, `-` if another one answers
 STATE is the scheduler's: `starting` loads its model, `suspect` is silent and gets no new request, `lost` is not used
 until it answers again, `draining` left the table and finishes its requests, `gone` does not answer. The supervisor of
 `pdserve up` adds `starting again`, `given up` and `removed`. The lines below the table give the reasons.
-Of several schedulers each is `ready`, `not ready` or `silent`; the first line is the answer of one of them.
+With several schedulers, each is `ready`, `not ready` or `silent`; the first line is the answer of one of them.
 RESTARTS counts how often the supervisor restarted it.
 DIGESTS shows whether an instance wants each KV frame checked; a link omits digests only if both ends have them off.
 LINKS shows the transport over which each prefill instance sends KV; `(fallback: shm: why)` names a better one that
@@ -69,7 +69,7 @@ def table(
 ) -> list[str]:  # fmt: skip
     """Return the lines of the table, header first: the processes of `state`, then the instances that are none of them.
 
-    Below it are the `reasons`, by address, why instances are not living. `schedulers` are the states of several.
+    The lines below it give the `reasons`, by address, why instances are not living. `schedulers` are several's states.
     """
     by_address = {one.address: one for one in instances}
     processes = () if state is None else state.processes
@@ -172,7 +172,7 @@ def _link(link: LinkRow) -> str:
 
 
 def _scheduler_states(where: TargetCluster) -> dict[str, str]:
-    """Return by address whether each of several schedulers is ready: the shared port reaches any of them."""
+    """Return whether each of several schedulers is ready, by address; the shared port would reach any of them."""
     processes = () if where.state is None else where.state.processes
     schedulers = [one for one in processes if one.role == "scheduler" and one.alive]
     if len([one for one in processes if one.role == "scheduler"]) < 2:

@@ -34,7 +34,7 @@ def _never_serves(record: ProcessRecord) -> bool:
 class _Place:
     """One process of the cluster: the child that runs now, or the time of its restart, or neither (`note`).
 
-    `died_at` is when its last death was noticed, and `phases` are the phases since then of its replacement.
+    `died_at` is when its last death was noticed, and `phases` are the phases of its replacement since then.
     """
 
     plan: ProcessPlan

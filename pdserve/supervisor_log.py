@@ -24,7 +24,7 @@ class SupervisorLog:
     def say(self, text: str) -> None:
         """Print the text and log it with the UTC time.
 
-        A full disk loses the log and a closed terminal the output, but neither ends the cluster.
+        A full disk loses lines of the log, and a closed terminal loses output, but neither ends the cluster.
         """
         now = in_utc(time.time())
         with suppress(OSError), self.log.open("a") as file:

@@ -181,7 +181,7 @@ class _Cluster:
                 journal.say("stopping")
                 return self._interrupts.status
             given = f"{request.shutdown_timeout_s:g} s"
-            journal.say(f"stopping; requests in progress have {given} (Ctrl-C or SIGTERM again: at once)")
+            journal.say(f"stopping; requests in progress have {given} to finish (a second signal stops them at once)")
             return 0
         finally:
             self._stop(site, supervisor.children, grace_s, journal)
@@ -193,7 +193,7 @@ class _Cluster:
             self._write(supervisor.records, journal)
 
     def _serves(self, record: ProcessRecord) -> bool:
-        """Whether a replaced process serves again: to a scheduler itself, to an instance by any scheduler."""
+        """Return whether a replaced process serves again: query a scheduler itself, for an instance any of them."""
         by_port = dict(zip(self._request.scheduler_ports, self._request.scheduler_urls, strict=True))
         url = by_port.get(int(record.address.rpartition(":")[2])) if record.role == "scheduler" else None
         return serves(Client(url or self._request.base_url, timeout_s=_PROBE_S), record)
@@ -225,4 +225,4 @@ class _Cluster:
                 ClusterState(request.base_url, request.engine.model, processes, watcher, self._is_starting, self._spare)
             )
         except OSError as error:  # a full disk must not end a cluster that serves
-            journal.say(f"the state file was not written, `pdserve status` shows the previous state: {error}")
+            journal.say(f"the state file was not written, so `pdserve status` shows the previous state: {error}")

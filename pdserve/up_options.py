@@ -14,7 +14,7 @@ class UpOptions:
     prefill: int = flag(1, "prefill instances", parse=int)
     decode: int = flag(1, "decode instances", parse=int)
     schedulers: int = flag(
-        1, "scheduler processes; several share --port, and each also has a port of its own, the next ones "
+        1, "scheduler processes; several share --port, and each also has its own port, from --port + 1 "
         "(docs/operations.md)", parse=int,
     )  # fmt: skip
     prefill_workers: tuple[str, ...] = flag(
@@ -33,6 +33,6 @@ class UpOptions:
         None, "start workers of this engine in place of pdserve's own instances (docs/launch.md)", choices=WORKER_KINDS
     )
     worker_args: str | None = flag(
-        None, "with --worker: more flags of vllm serve, in one word: '--enforce-eager -q awq'"
+        None, "with --worker: more flags of vllm serve, as one argument: '--enforce-eager -q awq'"
     )
     run_dir: str | None = flag(None, "folder of state and logs (default: $PDSERVE_RUN_DIR or ~/.local/state/pdserve)")

@@ -71,7 +71,7 @@ class UpRequest:
 
     @property
     def scheduler_ports(self) -> tuple[int, ...]:
-        """The port of each scheduler: of one it is --port, several have the ports after it."""
+        """The port of each scheduler: --port for a single one, the ports after it for several."""
         port, number = self.engine.port, self.options.schedulers
         return (port,) if number == 1 else tuple(range(port + 1, port + 1 + number))
 
@@ -116,7 +116,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
     _check_counts(options, running)
     if options.max_restarts < 0 or not options.restart_window > 0:
         given = f"--max-restarts {options.max_restarts} --restart-window {options.restart_window:g}"
-        raise ConfigError(f"{given}: restarts are 0 or more, the window more than 0 s")
+        raise ConfigError(f"{given}: restarts must be 0 or more, and the window more than 0 s")
     if options.address is not None:
         if not options.ray:
             raise ConfigError(f"--address {options.address} is the address of a Ray cluster: set --ray too")
@@ -163,7 +163,7 @@ def use_cpu_for_few_cards(namespace: argparse.Namespace, num_instances: int) -> 
 
 
 def _check_schedulers(options: UpOptions, config: SchedulerConfig) -> None:
-    """Refuse a number of schedulers out of range, and what only one process can have."""
+    """Refuse an out-of-range number of schedulers, and for several of them what only one can have."""
     number, last = options.schedulers, config.engine.port + options.schedulers
     if not 1 <= number <= MAX_SCHEDULERS:
         raise ConfigError(f"--schedulers {number} is not in 1..{MAX_SCHEDULERS}")
@@ -172,10 +172,12 @@ def _check_schedulers(options: UpOptions, config: SchedulerConfig) -> None:
     if last > 65535:
         raise ConfigError(f"--schedulers {number} --port {config.engine.port}: the last scheduler's port is {last}")
     if config.options.responses_store is not None:
-        raise ConfigError(f"--responses-store belongs to one scheduler: leave it out, or --schedulers {number}")
+        raise ConfigError(
+            f"--responses-store belongs to one scheduler: leave it out, or leave out --schedulers {number}"
+        )
     callbacks = config.options.callback_place()
     if callbacks is not None and callbacks[1] != 0:
-        raise ConfigError(f"--worker-callback has one port: with --schedulers {number} leave it out")
+        raise ConfigError(f"--worker-callback has one port: leave it out, or leave out --schedulers {number}")
 
 
 def _check_counts(options: UpOptions, running: RunningWorkers) -> None:
@@ -185,12 +187,12 @@ def _check_counts(options: UpOptions, running: RunningWorkers) -> None:
     if options.prefill == options.decode == 0 and running.prefill and running.decode:
         return
     if options.prefill < 1 or options.decode < 1:
-        raise ConfigError(f"{typed}: at least one of each, or none of either with running workers of both roles")
+        raise ConfigError(f"{typed}: use at least one of each, or none if there are running workers of both roles")
     if options.address is not None and total > _MAX_WITH_RAY:
-        raise ConfigError(f"{typed}: {total} instances, and one cluster takes at most {_MAX_WITH_RAY}: use fewer")
+        raise ConfigError(f"{typed}: {total} instances, but the limit of one cluster is {_MAX_WITH_RAY}: use fewer")
     if options.address is None and total > _MAX_HERE:
         several = "--address of a Ray cluster of several" if options.ray else "--ray --address HOST:PORT for several"
-        given = f"{total} instances, and one machine takes at most {_MAX_HERE}: use fewer, or {several}"
+        given = f"{total} instances, but the limit of one machine is {_MAX_HERE}: use fewer, or {several}"
         raise ConfigError(f"{typed}: {given}")
 
 

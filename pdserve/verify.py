@@ -1,4 +1,4 @@
-"""`pdserve verify`: the same prompts through P/D, the combined instance and transformers, token for token."""
+"""`pdserve verify`: run the same prompts by P/D, combined and transformers, and compare the outputs token for token."""
 
 import argparse
 import asyncio
@@ -32,12 +32,12 @@ REFERENCE = "transformers"
 _FEATURE_ROOM = 64  # tokens of the longest structured output
 EPILOG = """\
 examples:
-  pdserve verify                                   the default model in float32, over each transport there is
+  pdserve verify                                   the default model in float32, over each available transport
   pdserve verify --model ~/models/Qwen3-0.6B --transport tcp --prompts 4 --max-tokens 16
   pdserve verify --device cpu:cuda --transport tcp  P on the CPU, D on a GPU
   pdserve verify --dtype bfloat16                  reports where tokens diverge and the logit gap
   pdserve verify --base-url http://a:9000 --reference http://b:8000   any two OpenAI endpoints
-  pdserve verify --features                        every feature, combined, over shm and tcp, and after preemption
+  pdserve verify --features                        every feature: combined, over shm and tcp, and after preemption
 """
 
 
@@ -46,13 +46,15 @@ class VerifyOptions:
     """Flags of `verify`."""
 
     model: str = flag("", "folder of the model, or its name on the hub (default: the default model)")
-    dtype: str = flag("float32", "weights and KV of all three", choices=("float32", "bfloat16"))
+    dtype: str = flag(
+        "float32", "dtype of the weights and KV in P/D, combined and transformers", choices=("float32", "bfloat16")
+    )
     transport: str = flag(
         EACH, "transport of the KV hop; `each`: all that this machine can run; the others are listed with the reason",
         choices=(EACH, *NAMES),
     )  # fmt: skip
     device: str = flag(
-        EACH, "of the two ends: a kind for both, or P:D such as cpu:cuda; `each`: every pair that this machine can form"
+        EACH, "device kinds of P and D: one kind for both, or P:D such as cpu:cuda; `each`: every pair of this machine"
     )
     prompts: int = flag(12, "prompts, with lengths around block and chunk boundaries", parse=int)
     max_tokens: int = flag(32, "tokens generated for each, 2 or more", parse=int)
@@ -152,8 +154,8 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
     refuse_missing(options.model)
     if options.prompts < 1 or options.max_tokens < 2:
         raise ConfigError(
-            f"--prompts {options.prompts} --max-tokens {options.max_tokens}: use at least one prompt and two tokens: "
-            "only prefill generates the first token"
+            f"--prompts {options.prompts} --max-tokens {options.max_tokens}: use at least one prompt and two tokens "
+            "(prefill generates the first token, so one token would not test decode)"
         )
     if bool(options.base_url) != bool(options.reference):
         raise ConfigError("--base-url and --reference belong together: the URLs of the two servers to compare")
@@ -164,7 +166,7 @@ def _serve(
     options: VerifyOptions, devices: DevicePairs, hops: Mapping[DeviceKindPair, Chosen], folder: Path, work: Path,
     prompts: Sequence[Sequence[int]],
 ) -> tuple[dict[str, list[list[int]]], dict[str, VerifyOutputs]]:  # fmt: skip
-    """Return the outputs by serving mode, and the next turns of those that decode where they prefill."""
+    """Return the outputs by serving mode, and the next-turn outputs of the combined instances."""
 
     flags = ("--model", str(folder), "--dtype", options.dtype, "--kv-cache-memory", options.kv_cache_memory)
     outputs: dict[str, list[list[int]]] = {}
@@ -220,5 +222,5 @@ def _report_gaps(
                 print(f"  {one}")
                 continue
             gap = oracle.logit_gap(context, one.found)
-            print(f"  {one}; {REFERENCE} has its logit {gap.gap:.4g} below its best")
+            print(f"  {one}; in {REFERENCE} that token's logit is {gap.gap:.4g} below the best one")
     return 0

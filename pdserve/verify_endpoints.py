@@ -100,7 +100,7 @@ class _Endpoint:
         reply = self._client.post("/v1/completions", body | ({"return_tokens_as_token_ids": True} if by_id else {}))
         answer = reply.json()
         if reply.status != 200 or not isinstance(answer, dict):
-            raise Unavailable(f"{self} answered {reply.status}: {reply.body[:300].decode(errors='replace')}")
+            raise Unavailable(f"{self} returned HTTP {reply.status}: {reply.body[:300].decode(errors='replace')}")
         logprobs = answer["choices"][0].get("logprobs")
         if not logprobs:
             raise ConfigError(f"{self} answers without log probabilities, which the comparison needs")

@@ -38,7 +38,9 @@ def opening(
     pair = prefill is not None or decode is not None
     if cluster is not None:
         if pair:
-            raise ValueError("cluster uses a running cluster, but prefill and decode start one: pass either cluster or these two")
+            raise ValueError(
+                "cluster uses a running cluster, but prefill and decode start one: pass either cluster or these two"
+            )
         return _of_cluster(model, keywords, cluster, api_key, max_in_flight)
     if api_key is not None:
         raise ValueError("api_key is for a cluster: a local engine needs none")

@@ -1,4 +1,4 @@
-"""The self-test's child processes: one for each device at the far end of links, started on first use.
+"""The self-test's child processes: one for each device that receives over a link, started on first use.
 
 A child that dies, or does not reply in time, fails the current row; the next row gets a new one. None outlives the
 self-test: it stops them on exit, and they exit by themselves when it is killed.
@@ -47,7 +47,7 @@ class FarProcess:
         self._has_replied = True
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise Wrong(f"at the far end: {reply['error']}")
+            raise Wrong(f"in the receiver: {reply['error']}")
         return reply
 
     @property
@@ -77,10 +77,10 @@ class FarProcess:
             selector.register(pipe, selectors.EVENT_READ)
             while b"\n" not in self._rest:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise Wrong(f"the far end sent nothing within {within_s:g} s{self._last_line()}")
+                    raise Wrong(f"the receiver sent nothing within {within_s:g} s{self._last_line()}")
                 chunk = os.read(pipe.fileno(), _CHUNK)
                 if not chunk:
-                    raise Wrong(f"the far end ended{self._status()}{self._last_line()}")
+                    raise Wrong(f"the receiver ended{self._status()}{self._last_line()}")
                 self._rest += chunk
         line, _, self._rest = self._rest.partition(b"\n")
         return line

@@ -50,9 +50,9 @@ def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
 def open_link(
     name: str, source: Device, target: Device, far: FarProcesses
 ) -> Iterator[tuple[Memory, FarProcess]]:  # fmt: skip
-    """Yield a pool on `source`, and the far end on `target` with the transport open. Raises NotHere if it cannot run.
+    """Yield a pool on `source`, and the receiver on `target` with the transport open. Raises NotHere if it cannot run.
 
-    After an error the far end is closed: its state is unknown, and the next row gets a new child.
+    After an error the receiver is closed: its state is unknown, and the next row gets a new child.
     """
     pool = link_pools.make_pool(source)
     try:

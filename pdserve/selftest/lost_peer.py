@@ -1,4 +1,4 @@
-"""Kill the far end in the middle of a hand-off: the sender must notice, and a new link over the transport must work."""
+"""Kill the receiver during a hand-off: the sender must notice, and a new link over the transport must work."""
 
 import functools
 import time
@@ -37,7 +37,7 @@ def _check_lost_peer(name: str, source: Device, target: Device, far: FarProcesse
 
 
 def _kill_halfway(name: str, pool: Memory, end: FarProcess) -> float:
-    """Send all layers but the last, kill the far end, and return the seconds until the sender reported it."""
+    """Send all layers but the last, kill the receiver, and return the seconds until the sender reported it."""
     events, blocks = LinkEvents(), link_pools.deal_blocks(pool.layout, 1)
     link_pools.fill(pool)
     sender = make_sender(name, pool, events)

@@ -1,4 +1,4 @@
-"""The report file of a self-test: text at the top, for programs a JSON block below it. Without secrets.
+"""The report file of a self-test: text at the top, and below it a JSON block for programs. It has no secrets.
 
 It is Markdown, to be pasted into a bug report.
 """

@@ -13,7 +13,7 @@ from wire.errors import ConfigError
 
 Config = dict[str, Any]
 MOONCAKE_CLASS = "MooncakeConnector"
-"""vLLM's own: before the start only the port of its prefill's bootstrap server is known."""
+"""vLLM's own Mooncake connector: before the start, only the port of its prefill bootstrap server is known."""
 _CLASSES: Mapping[WorkerKind, Mapping[str, str]] = {
     "vllm": {
         AUTO: "NixlConnector", "nixl": "NixlConnector", NIXL_PUSH: "NixlPushConnector", MOONCAKE: MOONCAKE_CLASS,

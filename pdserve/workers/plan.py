@@ -14,7 +14,7 @@ _TABLE_TIMEOUT_S = 600.0
 def plan_of_worker(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan | None:
     """Return the plan of the worker to start, None in the scheduler's process; wait for tables not yet completed.
 
-    Raises RanktableError, and ConfigError where the table lists another engine than PDSERVE_WORKER.
+    Raises RanktableError, and ConfigError if the table lists an engine other than PDSERVE_WORKER.
     """
     share = "share-devices" in parse(argv).values
     plan = when_completed(

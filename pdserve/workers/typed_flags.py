@@ -30,7 +30,7 @@ class TypedFlags:
     values: Mapping[str, str]
 
     def number(self, name: str) -> int | None:
-        """Return a flag's whole number above 0, None where it is absent. Raises ConfigError for another value."""
+        """Return a flag's whole number above 0, None where it is absent. Raises ConfigError for any other value."""
         text = self.values.get(name)
         if text is None:
             return None
@@ -79,6 +79,6 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
 
 
 def _name(word: str) -> str:
-    """Return a flag's name without dashes, "" for another word."""
+    """Return a flag's name without dashes, "" for any other word."""
     flag = word.partition("=")[0]
     return _SHORT.get(flag) or (flag[2:].replace("_", "-") if flag.startswith("--") else "")

@@ -25,7 +25,7 @@ _OF_SCHEDULER: Final = ("host", "port", "hub", "log_level", "log_format")
 
 
 def check_up(options: UpOptions, connector: str, typed: Collection[str], environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for `typed` fields that workers of another engine do not have, and without a vLLM."""
+    """Raise ConfigError for `typed` fields that workers of another engine do not have, and if vLLM is missing."""
     kind = worker_named(options.worker)
     if kind is None:
         if options.worker_args is not None:
@@ -39,7 +39,8 @@ def check_up(options: UpOptions, connector: str, typed: Collection[str], environ
             raise ConfigError(f"{flag} is for pdserve's own engine: leave it out; --worker-args takes vLLM's flags")
     if connector_class(kind, connector) == MOONCAKE_CLASS and options.prefill > 1:
         raise ConfigError(
-            f"--prefill {options.prefill} with --worker {kind} --connector {connector}: a host has one prefill worker"
+            f"--prefill {options.prefill} with --worker {kind} --connector {connector}: a host can have only one "
+            "prefill worker"
         )
     find_program(kind, environ)
 

@@ -136,7 +136,7 @@ def test_repeated_ctrl_c_ends_it_as_a_single_one_does(pdserve: Pdserve) -> None:
         pytest.param(
             "ready:",
             0,
-            "stopping; requests in progress have 30 s (Ctrl-C or SIGTERM again: at once)",
+            "stopping; requests in progress have 30 s to finish (a second signal stops them at once)",
             marks=pytest.mark.long,
         ),
     ],

@@ -111,9 +111,9 @@ def test_a_lost_byte_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (DIES, "the far end ended by SIGKILL: driver: dead"),
-        (STOPS, "the far end ended with status 3"),
-        (FAILS, "at the far end: OSError: no card"),
+        (DIES, "the receiver ended by SIGKILL: driver: dead"),
+        (STOPS, "the receiver ended with status 3"),
+        (FAILS, "in the receiver: OSError: no card"),
     ],
 )
 def test_a_far_end_that_fails_fails_only_its_rows(
@@ -165,7 +165,7 @@ def test_a_far_end_that_fails_to_open_or_to_close_is_ended(
     far, cpu = FarProcesses(tmp_path), open_device("cpu")
     try:
         for _ in range(2):
-            with pytest.raises(Wrong, match="at the far end: OSError: no card"):
+            with pytest.raises(Wrong, match="in the receiver: OSError: no card"):
                 links._send("tcp", cpu, cpu, far)
 
             assert children_of(os.getpid()) == []
@@ -218,7 +218,7 @@ def test_a_silent_far_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     status, results = run(tmp_path / "r.md", "--device", "cpu", "--only", "links: tcp")
 
-    assert (status, results[0]["words"]) == (1, "the far end sent nothing within 0.5 s")
+    assert (status, results[0]["words"]) == (1, "the receiver sent nothing within 0.5 s")
     assert children_of(os.getpid()) == []
 
 

@@ -21,7 +21,7 @@ def test_a_layout_names_the_roles_of_its_instances(layout: str, roles: list[Role
 
 @pytest.mark.parametrize("layout", ["", "2P", "0P1D", "1P0D", "0C", "P1D", "5000C", "1P1D1C", "-1C"])
 def test_what_is_no_layout_is_refused(layout: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not one such as 2P1D or 3C, of 1 to 4096 instances"):
+    with pytest.raises(ConfigError, match=r"is not a layout such as 2P1D or 3C, of 1 to 4096 instances"):
         roles_of(layout)
 
 
@@ -48,13 +48,13 @@ def test_the_best_layout_keeps_the_limit_of_gaps(rows: list[Row], best: str) -> 
         (["--step-cost=1,2"], "--step-cost 1,2 must be three times in ms, such as 13,0.9,1.4"),
         (["--step-cost=0,1,1"], "must be three times in ms"),
         (["--step-cost=1,1,nan"], "must be three times in ms"),
-        ([_COST, "--requests=0"], "--requests 0: at least 1"),
-        ([_COST, "--rate=-1"], "--rate -1: 0 or more"),
-        ([_COST, "--rate=inf"], "--rate inf: 0 or more"),
-        ([_COST, "--ttft-limit=-1"], "--ttft-limit -1: 0 or more"),
-        ([_COST, "--gap-limit=0"], "--gap-limit 0: more than 0"),
+        ([_COST, "--requests=0"], "--requests 0: must be at least 1"),
+        ([_COST, "--rate=-1"], "--rate -1: must be 0 or more"),
+        ([_COST, "--rate=inf"], "--rate inf: must be 0 or more"),
+        ([_COST, "--ttft-limit=-1"], "--ttft-limit -1: must be 0 or more"),
+        ([_COST, "--gap-limit=0"], "--gap-limit 0: must be more than 0"),
         ([_COST, "--instances=1"], r"--instances 1 is not in 2..4096"),
-        ([_COST, "--layout=4"], "--layout 4 is not one such as 2P1D or 3C"),
+        ([_COST, "--layout=4"], "--layout 4 is not a layout such as 2P1D or 3C"),
         ([_COST, "--trace=/nonexistent"], "/nonexistent: No such file or directory"),
     ],
 )

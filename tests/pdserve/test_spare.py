@@ -137,7 +137,7 @@ def test_none_is_created_with_little_memory_until_there_is_more() -> None:
     rig = _Rig()
     rig.free_bytes = MIN_FREE_BYTES - 10**9
     rig.keeper.tick(0.0, is_calm=True)
-    assert (rig.made, rig.keeper.record.note) == ([], "3.0 GB of memory are free, one needs 4 GB")
+    assert (rig.made, rig.keeper.record.note) == ([], "3.0 GB of memory are free, but a spare needs 4 GB")
 
     rig.free_bytes = MIN_FREE_BYTES
     rig.keeper.tick(10.0, is_calm=True)

@@ -99,7 +99,7 @@ def test_a_second_prefill_worker_with_mooncake_is_refused() -> None:
 
 
 def test_more_instances_than_one_up_starts_are_refused_with_the_limit() -> None:
-    words = r"--prefill 99999 --decode 1: 100000 instances, and one machine takes at most 64"
+    words = r"--prefill 99999 --decode 1: 100000 instances, but the limit of one machine is 64"
     with pytest.raises(ConfigError, match=words):
         parse(["--prefill", "99999", "--model", "/m"])
 
@@ -107,8 +107,8 @@ def test_more_instances_than_one_up_starts_are_refused_with_the_limit() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--ray",), "100000 instances, and one machine takes at most 64: use fewer, or --address of a Ray cluster"),
-        (("--ray", "--address", "10.0.0.18:6379"), "100000 instances, and one cluster takes at most 1024: use fewer"),
+        (("--ray",), "100000 instances, but the limit of one machine is 64: use fewer, or --address of a Ray cluster"),
+        (("--ray", "--address", "10.0.0.18:6379"), "100000 instances, but the limit of one cluster is 1024: use fewer"),
     ],
 )
 def test_with_ray_there_is_a_limit_too(flags: tuple[str, ...], words: str) -> None:
@@ -158,11 +158,11 @@ def test_workers_that_run_already_are_named_in_the_file(typed: tuple[str, ...], 
         (("--decode-workers=h:1",), '--decode-workers h:1 must be "http://HOST:PORT"'),
         (
             ("--decode-workers=http://h:1", "--prefill=0", "--decode=0"),
-            "at least one of each, or none of either",
+            "use at least one of each, or none",
         ),
-        (("--combined-workers=http://h:1", "--prefill=0"), "--prefill 0 --decode 1: at least one of each"),
+        (("--combined-workers=http://h:1", "--prefill=0"), "--prefill 0 --decode 1: use at least one of each"),
         (("--combined-workers=http://h:1", "--ray"), "--ray with running workers is not supported"),
-        (("--prefill=0", "--decode=0"), "--prefill 0 --decode 0: at least one of each"),
+        (("--prefill=0", "--decode=0"), "--prefill 0 --decode 0: use at least one of each"),
     ],
 )
 def test_workers_that_cannot_serve_are_refused(flags: tuple[str, ...], words: str) -> None:

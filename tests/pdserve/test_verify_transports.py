@@ -83,6 +83,6 @@ def test_a_missing_model_is_refused_before_devices_are_opened(monkeypatch: pytes
 @pytest.mark.parametrize("typed", [["--prompts", "0"], ["--max-tokens", "1"], ["--max-tokens", "1", "--features"]])
 def test_too_few_prompts_or_tokens_to_prove_a_hand_off_are_refused(typed: list[str]) -> None:
     with pytest.raises(
-        ConfigError, match="use at least one prompt and two tokens: only prefill generates the first token"
+        ConfigError, match=r"use at least one prompt and two tokens \(prefill generates the first token, so one token"
     ):
         verify.parse(typed)
