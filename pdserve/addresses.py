@@ -1,4 +1,4 @@
-"""The addresses of one instance: to listen on, for its KV links, and the interface that HCCL, NCCL and gloo use."""
+"""The addresses of one instance: where it listens, that of its KV links, and the interface of HCCL, NCCL and gloo."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

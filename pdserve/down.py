@@ -17,7 +17,7 @@ _AGAIN_S = 0.5
 def main(argv: Sequence[str]) -> int:
     """Run the command; return 0 also when nothing runs."""
     parser = CommandParser(prog="pdserve down", description="Stop the cluster that `pdserve up` started.")
-    parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the folder `up` was given")
+    parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the run folder given to `up`")
     parser.add_argument(
         "--timeout",
         type=float,

@@ -43,7 +43,7 @@ class FeatureCase:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What the cases need of a model: vocabulary size, end-of-sequence ids, and text to ids and back."""
+    """What the cases need to know of a model: vocabulary size, end-of-sequence ids, and text to ids and back."""
 
     size: int
     eos_token_ids: tuple[int, ...]

@@ -1,6 +1,6 @@
 """The runs of `pdserve verify --features` that preempt every prompt between two of its tokens.
 
-Each is a combined instance with a pool of a tenth of the blocks needed. That alone preempts only a
+Each run is a combined instance whose pool has a tenth of the blocks needed. That alone preempts only a
 few random prompts, so the failpoint engine.preempt preempts the others, with the code that frees blocks in a full pool.
 """
 
@@ -31,7 +31,7 @@ def why_meaningless(prompts: Sequence[CasePrompt]) -> str | None:
 
 
 def why_unproven(way: str, answers: Sequence[CaseOutput]) -> str | None:
-    """Return which prompt was never preempted in this run, None where each was."""
+    """Return which prompt was never preempted in this run, None if each was."""
     for number, answer in enumerate(answers):
         if not (answer.num_swaps if way == SWAP else answer.num_rebuilds):
             tokens = max(map(len, answer.sequences), default=0)

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         print(json.dumps({"instance": arguments.instance, **changed}))
     elif changed["before"] == changed["role"]:
-        print(printable(f"{arguments.instance} has the role {changed['role']} already"))
+        print(printable(f"{arguments.instance} already has the role {changed['role']}"))
     else:
         print(printable(f"{arguments.instance}: {changed['before']} -> {changed['role']}"))
     return 0

@@ -60,7 +60,7 @@ def running_workers(
             except ValueError as error:
                 raise ConfigError(f"{shown} {error}") from None
             if url in name_by_url:
-                raise ConfigError(f"{shown} is {name_by_url[url]} already: each worker is named once")
+                raise ConfigError(f"{shown} is already {name_by_url[url]}: name each worker only once")
             name_by_url[url] = f"{role}-{number}"
             host = url_place(url)[0]
             found.setdefault(role, []).append(TableServer(host, host, worker=kind, url=url))

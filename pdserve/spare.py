@@ -25,7 +25,7 @@ MIN_FREE_BYTES = 4 * 10**9
 MAX_BYTES = 1 << 20
 """The same as in spare_process.py."""
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""If set, libgomp binds its threads to the cores allowed at import, but an instance sets its cores before that."""
+"""If one is set, libgomp binds its threads to the cores allowed at import, when a spare's own are not yet known."""
 _POLL_S = 5.0
 
 
@@ -95,7 +95,7 @@ class SpareKeeper:
     ) -> None:  # fmt: skip
         """`why_none`: why there is never a spare; empty where there may be one."""
         self._start_spare, self._restarts, self._say, self._free_bytes = make, restarts, say, free_bytes
-        self._is_disabled, self._why = bool(why_none), why_none or "the cluster starts"
+        self._is_disabled, self._why = bool(why_none), why_none or "the cluster is starting"
         self._spare: Spare | None = None
         self._due = 0.0
 

@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _end_leftovers(folder: RunFolder) -> None:
-    """End what the last cluster of this folder left running when it was killed: it holds memory and ports."""
+    """End the processes that this folder's last cluster left when it was killed: they hold memory and ports."""
     state = folder.read()
     if state is not None and (left := end_leftovers(state.processes)):
         print(left, flush=True)
@@ -105,7 +105,7 @@ class Interrupts:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Delay interrupts to the end of the block, so that no started process is lost track of."""
+        """Delay interrupts until the end of the block, so that no started process is lost track of."""
         self._raises = False
         try:
             yield

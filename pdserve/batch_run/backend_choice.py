@@ -83,7 +83,7 @@ async def check_models(backend: BatchBackend, models: Collection[str], place: Pa
         served = _served_models(await backend.send("GET", "/v1/models")) or []
         for name in sorted(set(models) - set(served)):
             rest = f"its failed lines would be answered by {', '.join(served) or '(none)'}"
-            raise ConfigError(f"{place} has good answers of the model {name}, and {rest}: serve the same model")
+            raise ConfigError(f"{place} has good answers of the model {name}, but {rest}: serve the same model")
 
 
 def local_model(request: BatchRequest) -> LocalModel:

@@ -79,7 +79,7 @@ def _upload_url(request: BatchRequest) -> RemoteUrl | None:
     if not is_remote(ends[1]):
         return None
     if request.options.retry_failed:
-        raise ConfigError(f"--retry-failed reads the previous run's output, but {redacted(ends[1])} is only written")
+        raise ConfigError(f"--retry-failed reads the previous run's output, but {redacted(ends[1])} is write-only")
     if is_remote(ends[0]) and _without_query(ends[0]) == _without_query(ends[1]):
         raise ConfigError(f"the output {redacted(ends[1])} is the input: choose another path")
     target = RemoteUrl.parse(ends[1])

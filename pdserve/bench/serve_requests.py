@@ -21,7 +21,7 @@ _MIN_TURN, _MAX_PROMPT, _MAX_TURN = 4, 1024, 2048  # vLLM's token limits for Sha
 async def make_requests(
     options: ServeOptions, http: aiohttp.ClientSession, model: str, folder: str
 ) -> list[LoadRequest]:
-    """Return --num-prompts requests; a file with fewer is repeated. Raises ConfigError, Unavailable."""
+    """Return --num-prompts requests; a file with fewer prompts is repeated. Raises ConfigError, Unavailable."""
     if options.dataset_name == "random":
         return _random(options, folder)
     if options.dataset_name == "custom":

@@ -29,13 +29,13 @@ class Vllm:
     name = "vllm"
 
     def __init__(self, model: Path, *, dtype: str, environ: Mapping[str, str] = os.environ) -> None:
-        """Start it and wait until it is loaded. Raises PeerMissing."""
+        """Start the peer and wait until its model is loaded. Raises PeerMissing."""
         if not _SCRIPT.is_file():
             raise PeerMissing("--peer vllm needs a clone of the repository, with benchmarks/peers in it")
         home = peers_home(environ)
         python = home / "vllm" / "bin" / "python"
         if not python.exists():
-            raise PeerMissing(f"{python} is not there: run benchmarks/peers/setup vllm, or set PEERS_HOME")
+            raise PeerMissing(f"{python} does not exist: run benchmarks/peers/setup vllm, or set PEERS_HOME")
         self.log = home / "vllm-rates.log"
         self._buffer = b""
         self._replies, theirs = os.pipe()
@@ -64,7 +64,7 @@ class Vllm:
         return next((line.strip() for line in lines if "core ids" in line.lower()), "not in its log")
 
     def time(self, run: BenchRun) -> float:
-        """Return the seconds of one run. Raises PeerMissing if it ended or takes too long."""
+        """Return the seconds of one run. Raises PeerMissing if the peer has ended or takes too long."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         request = {"requests": run.requests, "prompt": run.prompt, "out": run.out}

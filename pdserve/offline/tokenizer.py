@@ -38,7 +38,7 @@ class SetTokenizer:
         self.tokenizer = tokenizer
 
     def encoded(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[Any]:
-        """Return the prompts with texts encoded to token ids; chats are unchanged. ValueError for stop strings."""
+        """Return the prompts with texts encoded to token ids; chats are unchanged. Raises ValueError for stops."""
         for one in params:
             if one.stops:
                 raise ValueError(f"stop is {one.stops!r}: stop strings need the model's own tokenizer")

@@ -157,7 +157,7 @@ def _refuse_taken(plan: LaunchPlan, port: int, kv: _KvPorts) -> None:
             own = "--port" if taken == port else kv.name
             raise ConfigError(
                 f"{own} {taken} of {plan.name} is a port of {other} on {other.server.server_ip} too "
-                f"({other.json_path}): set another one, or other devices"
+                f"({other.json_path}): use another port, or other devices"
             )
 
 

@@ -258,7 +258,7 @@ def test_an_impossible_request_is_one_line(
     ("arguments", "status", "out", "err"),
     [
         (["decode-1", "prefill"], 0, "decode-1: decode -> prefill\n", ""),
-        (["decode-1", "decode"], 0, "decode-1 has the role decode already\n", ""),
+        (["decode-1", "decode"], 0, "decode-1 already has the role decode\n", ""),
         (["decode-1", "combined", "--json"], 0, '{"instance": "decode-1", "before": "decode", "role": "combined"', ""),
         (
             ["prefill-0", "decode"],

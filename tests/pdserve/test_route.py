@@ -73,7 +73,7 @@ def _cluster(words: tuple[str, ...], folder: Path) -> Cluster:
             "http://a:2 and prefill-0 at http://a:1 are on one host",
         ),
         ((*_NEAR, "--worker-api-key-file=/dev/null"), "--worker-api-key-file /dev/null: it is empty"),
-        (("--prefill", "http://127.0.0.1:1", "--decode", "HTTP://127.0.0.1:1/"), "127.0.0.1:1/ is prefill-0 already"),
+        (("--prefill", "http://127.0.0.1:1", "--decode", "HTTP://127.0.0.1:1/"), "127.0.0.1:1/ is already prefill-0"),
         (("--combined", "http://u:secret@127.0.0.1:1"), "--combined 127.0.0.1:1 must be .*, without a user"),
         (("--combined", "http://127.0.0.1:9000"), "uses already"),
     ],

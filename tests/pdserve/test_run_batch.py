@@ -222,7 +222,7 @@ def test_failed_lines_are_not_retried_on_another_served_model(tmp_path: Path, lo
     ended = run_here(tmp_path, *words)
 
     assert ended.status == 2
-    assert "out.jsonl has good answers of the model m-7b, and its failed lines would be answered by tiny" in ended.err
+    assert "out.jsonl has good answers of the model m-7b, but its failed lines would be answered by tiny" in ended.err
     assert loopback.requests == {}
     assert not (tmp_path / "out.jsonl.journal").exists(), "a run without the flag would continue with its answers"
 

@@ -126,7 +126,7 @@ class _Rig:
 def test_none_is_created_while_a_process_starts() -> None:
     rig = _Rig()
     rig.keeper.tick(0.0, is_calm=False)
-    assert (rig.made, rig.keeper.record.note) == ([], "the cluster starts")
+    assert (rig.made, rig.keeper.record.note) == ([], "the cluster is starting")
 
     rig.keeper.tick(1.0, is_calm=True)
 

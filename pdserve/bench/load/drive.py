@@ -11,7 +11,7 @@ from pdserve.bench.load.timeline import Timeline
 
 
 class Send(Protocol):
-    """Sends one request, due at a time of the run's clock; `number` counts from 0."""
+    """Sends one request, due at a time on the run's clock; `number` counts from 0."""
 
     async def __call__(self, number: int, request: LoadRequest, due_s: float) -> Timeline:
         """Return its timeline, failed or not."""

@@ -24,5 +24,5 @@ class EventReader:
                 self._data.append(line[5:].removeprefix(b" "))
         held = len(self._rest) + sum(map(len, self._data))
         if held > self._max_bytes:
-            raise ValueError(f"an event of more than {self._max_bytes:,} bytes")
+            raise ValueError(f"an event has more than {self._max_bytes:,} bytes")
         return events

@@ -19,7 +19,7 @@ _GRACE_S, _PEER_GRACE_S = 10.0, 60.0  # a killed vLLM leaves its shared memory b
 
 @contextlib.contextmanager
 def started(contestant: ServerContestant, folder: Path, timeout_s: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Run its processes, ready within `timeout_s`; logs in `folder`.
+    """Run the contestant's processes, which must be ready within `timeout_s`; their logs are in `folder`.
 
     Raises Unavailable when one ends, DeadlineExceeded when one is not ready in time, both with the log paths.
     """

@@ -11,7 +11,7 @@ _APART, _SATURATED = 0.2, 0.85  # shares of the time
 
 
 def winner(figure: Figure, outcomes: Sequence[BenchOutcome]) -> tuple[str, float] | None:
-    """Return the best contestant of a figure and its factor over the next; None if they are even or it is alone.
+    """Return the best contestant of a figure and its factor over the next; None if they are even or it has no rival.
 
     Outcomes with failures do not compete.
     """
@@ -45,7 +45,7 @@ def _win_lines(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterat
 
 
 def _compare_figures(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[tuple[str, str | None]]:
-    """Yield a description with the factor, and the better contestant, for each load and figure of two."""
+    """Yield a description with the factor, and the better of two contestants, for each load and figure."""
     for load in _load_names(outcomes):
         both = [each for each in outcomes if each.load == load and each.contestant in (one, other)]
         for figure in FIGURES:
