@@ -25,12 +25,12 @@ _HEADER = (
 )  # fmt: skip
 _MAX_REASON_CHARS = 80
 EPILOG = """\
-PID is that of the process that `pdserve up` started, `-` if another one answers in its place or it runs on a Ray node.
+PID is that of the process that `pdserve up` started, `-` if another one answers in its place, and on a Ray node.
 STATE is the scheduler's: `starting` loads its model, `suspect` is silent and gets no new request, `lost` is not used
 until it answers again, `draining` left the table and finishes its requests, `gone` does not answer. The supervisor of
 `pdserve up` adds `starting again`, `given up` and `removed`. The lines below the table give the reasons.
 With several schedulers, each is `ready`, `not ready` or `silent`; the first line is the answer of one of them.
-RESTARTS counts how often the supervisor restarted it.
+RESTARTS counts how often the supervisor restarted the process.
 DIGESTS shows whether an instance wants each KV frame checked; a link omits digests only if both ends have them off.
 LINKS shows the transport over which each prefill instance sends KV; `(fallback: shm: why)` names a better one that
 failed, `(not shm: why)` one that the pair cannot use, NO LINK a pair without any transport: it serves no prompt.
@@ -69,7 +69,7 @@ def table(
 ) -> list[str]:  # fmt: skip
     """Return the lines of the table, header first: the processes of `state`, then the instances that are none of them.
 
-    The lines below it give the `reasons`, by address, why instances are not living. `schedulers` are several's states.
+    The lines below it give the `reasons`, by address, why instances are not living. `schedulers` has each one's state.
     """
     by_address = {one.address: one for one in instances}
     processes = () if state is None else state.processes

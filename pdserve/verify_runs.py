@@ -36,13 +36,13 @@ FIRST_TOKEN_TIMEOUT_S = 300.0
 STALL_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 MORE_TOKENS = 8
-"""What the next turn of a chat adds to the last prompt and its output: as many of the prompt's first tokens."""
+"""The next turn of a chat is the last prompt, its output, and this many of the prompt's first tokens."""
 Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutputs:
-    """The prompts with their outputs, the bytes of KV sent for them, and their tokens whose KV was cached."""
+    """The prompts with their outputs, the bytes of KV sent for them, and how many of their tokens had cached KV."""
 
     prompts: list[tuple[int, ...]]
     outputs: list[list[int]]
@@ -113,7 +113,7 @@ def through_combined(
 ) -> tuple[VerifyOutputs, VerifyOutputs]:
     """Serve prompts with one combined instance, `n` greedy tokens each, and a next turn after each answer.
 
-    Raises Unavailable when it dies.
+    Raises Unavailable when the instance dies.
     """
     (first, _), (after, _) = runner.run(_serve(folder, alone(flags), prompts, n, num_turns=2))
     return first, after
@@ -125,7 +125,7 @@ async def serving(folder: Path, deployment: Deployment) -> AsyncIterator[Control
     children: list[Child] = []
     try:
         for plan in deployment.instances:
-            children.append(Child(plan, folder / f"{plan.name}.log", os.environ))  # so that stop() gets all started
+            children.append(Child(plan, folder / f"{plan.name}.log", os.environ))  # so that stop() gets every one
         control = build_control(deployment.cluster, ControlLimits())
         async with _running(control):
             await _until_ready(control, children)

@@ -53,8 +53,8 @@ class BenchOptions:
     """Flags of `bench engine`."""
 
     model: str = flag("", "folder of the model (default: the default model)")
-    device: str = flag(AUTO, f"device to measure: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
-    dtype: str = flag("auto", "weights and KV", choices=("auto", "float32", "bfloat16"))
+    device: str = flag(AUTO, f"device to measure: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto: as for serving")
+    dtype: str = flag("auto", "dtype of weights and KV", choices=("auto", "float32", "bfloat16"))
     threads: int | None = flag(None, "threads of the engine (default: the cores of this process)", parse=int)
     chunk: int = flag(512, "maximum prompt tokens per step, like --prefill-chunk-size", parse=int)
     repeats: int = flag(3, "rounds", parse=int)

@@ -42,7 +42,7 @@ class _Group:
 def settle(argv: Sequence[str], known: Collection[str]) -> Settled:
     """Return `argv` with only flags in `known`, those of the command itself.
 
-    Raises ConfigError for a refused flag, with the reason, and for an unknown one, with the nearest.
+    Raises ConfigError for a refused flag, with the reason, and for an unknown one, with the most similar.
     """
     kept: list[str] = []
     dropped: dict[str, VllmFlag] = {}
@@ -83,7 +83,7 @@ def _groups(argv: Sequence[str]) -> Iterator[_Group]:
 
 
 def _convert_group(group: _Group, row: VllmFlag) -> tuple[str, ...]:
-    """Return a supported flag with our name and value; it is omitted if the value is `None`, vLLM's for unset."""
+    """Return a supported flag with our name and value; it is omitted if the value is `None`, which means unset."""
     name = row.our_name or row.name
     value = group.inline if group.inline is not None else next(iter(group.words), None)
     if row.arity is not Arity.ONE or value is None:
@@ -97,7 +97,7 @@ def _convert_group(group: _Group, row: VllmFlag) -> tuple[str, ...]:
 
 
 def _after_dropped(group: _Group, row: VllmFlag, argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments after the dropped flag's own. Raises ConfigError if it is refused."""
+    """Return the arguments after the dropped flag's own. Raises ConfigError if that flag is refused."""
     if row.verdict is not FlagVerdict.NO_EFFECT:
         raise ConfigError(f"{group.flag} is refused: {row.why or 'this command does not support it'}")
     values, rest = _values(group, row)

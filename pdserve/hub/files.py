@@ -1,7 +1,7 @@
 """Select the files of a repository that a server reads. Pure, except for reading the weights' index.
 
-config.json, tokenizer and chat template, generation settings; safetensors, and .bin only if there are none.
-Never code, and never other pickle files.
+These are config.json, the tokenizer, the chat template, the generation settings, and the safetensors, or .bin if there
+are none. Code and other pickle files are never selected.
 """
 
 import re
@@ -38,7 +38,7 @@ def weight_file(name: str, names: Collection[str]) -> str:
 
 
 def shards(index: Path) -> list[str]:
-    """Return the files that an index lists. Raises ConfigError for names that are not of files beside it."""
+    """Return the files that an index lists. Raises ConfigError for a name that is not a file beside it."""
     weight_map = read_json(index).get("weight_map")
     values = weight_map.values() if isinstance(weight_map, dict) else ()
     suffix = ".bin" if index.name == BIN_INDEX else ".safetensors"

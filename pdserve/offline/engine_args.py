@@ -67,7 +67,7 @@ class EngineArgs(_Fields):  # type: ignore[misc]
         """Add a flag for each keyword, and return the parser."""
         own = parser.add_argument_group("LLM")
         for name, kind in _OWN.items():
-            own.add_argument(f"--{name.replace('_', '-')}", type=kind, help="as the keyword of LLM")
+            own.add_argument(f"--{name.replace('_', '-')}", type=kind, help="the keyword of LLM")
         for options in (EngineOptions, SchedulerOptions):
             add_flags(parser, options, without=_HIDDEN)
         others = parser.add_argument_group("vLLM's")
@@ -95,7 +95,7 @@ class FlexibleArgumentParser(CommandParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Return the flags. Exits the script with status 2 for wrong ones."""
+        """Return the flags. Exits the script with status 2 if one is invalid."""
         typed = sys.argv[1:] if args is None else args
         try:
             return super().parse_args([_with_dashes(word) for word in typed], namespace)

@@ -53,7 +53,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A prompt and its outputs. `prompt` is None if token ids were given, and a chat's rendered template.
+    """A prompt and its outputs. `prompt` is None if token ids were given, and the rendered template of a chat.
 
     `lora_request`, the encoder fields and `kv_transfer_params` are always None.
     """

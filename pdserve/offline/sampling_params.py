@@ -204,7 +204,7 @@ NOT_SENT = frozenset((
     *_REFUSED, "detokenize", "flat_logprobs", "output_kind", "stream_interval", "skip_clone",
     "skip_reading_prefix_cache", "routed_experts_prompt_start",
 ))  # fmt: skip
-"""The fields that no server gets."""
+"""The fields that are not sent to a server."""
 _NUMBERS = {
     field.name: (field.type, PARAMETERS[field.name].client)
     for field in fields(SamplingParams)

@@ -40,7 +40,7 @@ class ApiDialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """/v1/completions; `fields` are added to every request and win."""
+    """/v1/completions; `fields` are added to every request and take precedence."""
 
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Completions:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """/v1/chat/completions; `fields` are added to every request and win."""
+    """/v1/chat/completions; `fields` are added to every request and take precedence."""
 
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """/v1/embeddings, not streamed; `fields` are added to every request and win."""
+    """/v1/embeddings, not streamed; `fields` are added to every request and take precedence."""
 
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
