@@ -1,4 +1,4 @@
-"""The addresses of one instance: where it listens, that of its KV links, and the interface of HCCL, NCCL and gloo."""
+"""The addresses of one instance: its listen address, its KV address, and the interface of HCCL, NCCL and gloo."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

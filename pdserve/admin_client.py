@@ -83,7 +83,7 @@ def _parse_message(line: bytes) -> dict[str, Any]:
         message = None
     if not isinstance(message, dict):
         raise Incompatible(
-            f"the scheduler sent {len(line)} bytes that are not a JSON object: does it have another version?"
+            f"the scheduler sent {len(line)} bytes that are not a JSON object: does it run another version?"
         )
     return message
 

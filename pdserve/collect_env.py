@@ -23,8 +23,8 @@ from wire.errors import ConfigError
 
 _Check = tuple[str, Result, str]
 EPILOG = """\
-Shown: versions, hardware, limits, a fixed list of variables, the tables' entries, and the findings of `ranktable
-doctor`. Values of variables that are named like a secret, the cluster secret and proxy passwords are hidden
+The report has versions, hardware, limits, a fixed list of variables, the tables' entries, and the findings of
+`ranktable doctor`. Values of variables that are named like a secret, the cluster secret and proxy passwords are hidden
 everywhere; other variables, command lines and logs are not read. Check the report before you share it: it has host
 names and paths.
 

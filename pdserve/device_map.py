@@ -82,7 +82,7 @@ def _kept_preset(variable: str, preset: str, device_ids: Sequence[str]) -> Devic
     if len(names) < len(device_ids):
         raise ConfigError(
             f"{variable}={preset!r} shows {len(names)} cards, but the table's entry has {len(device_ids)} "
-            f"({','.join(device_ids)}): list them all in it, or unset it"
+            f"({','.join(device_ids)}): list them all in the variable, or unset it"
         )
     return DeviceMap(variable, None, f"{_line(device_ids, names)} ({variable}={preset}, already set)")
 

@@ -36,9 +36,9 @@ class CasePrompt:
 @dataclass(slots=True)
 class CaseOutput:
     """One prompt's output: token ids and log probabilities by sequence; the prompt's log probabilities; the vector; the
-    text, where it has stop strings.
+    text, if it has stop strings.
 
-    Between two of its tokens it was preempted `num_swaps` times with a copy of its KV, `num_rebuilds` times without.
+    The prompt was preempted between two tokens `num_swaps` times with a copy of its KV, `num_rebuilds` times without.
     """
 
     token_ids: dict[int, list[int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Run a command: a pdserve error becomes one line on stderr and an exit status; Ctrl-C and a closed pipe, a status."""
+"""Run a command; print a pdserve error as one line, and turn errors, Ctrl-C and a closed pipe into an exit status."""
 
 import atexit
 import gc

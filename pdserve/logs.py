@@ -47,7 +47,7 @@ def _warn_if_stopped(run_dir: Path) -> None:
 
 
 def find(run_dir: str, name: str | None) -> list[Path]:
-    """Return the logs of a run folder, or the one called `name`. Raises ConfigError that lists the existing ones."""
+    """Return the logs of a run folder, or the one called `name`. Raises ConfigError and lists the existing ones."""
     paths = sorted(RunFolder(Path(run_dir).absolute()).log("*").parent.glob("*.log"))
     if not paths:
         raise ConfigError(f"there are no logs in {run_dir}: no cluster was started there")

@@ -76,7 +76,7 @@ def _end(at_end: Callable[[], None]) -> None:
 
 
 def _block_main_thread() -> None:
-    """Block the main thread in its handler, unless this thread is it: it could keep writing what at_end removes."""
+    """Block the main thread, unless we run on it, in its handler: else it could keep writing what at_end removes."""
     main = threading.main_thread()
     if main is not threading.current_thread() and main.ident is not None:
         signal.pthread_kill(main.ident, signal.SIGUSR1)

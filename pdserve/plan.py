@@ -19,10 +19,10 @@ from wire.step_cost import StepCost
 
 _TIMEOUT_S = 300.0
 EPILOG = """\
-Sends the server about thirty requests: first prompts of up to --longest-prompt words, one at a time, for one token
-each, then 1 to 8 concurrent streams of short prompts. Their times show what a step costs: a base, a part for each
-sequence in it, a part for each prompt token. Any server with OpenAI's API will do; it should serve nothing else
-meanwhile.
+The command sends the server about thirty requests: first prompts of up to --longest-prompt words, one at a time, for
+one token each, then 1 to 8 concurrent streams of short prompts. Their times show what a step costs: a base, a part for
+each sequence in it, and a part for each prompt token. Any server with OpenAI's API will do; it should serve nothing
+else meanwhile.
 
 All other flags are those of `pdserve simulate`: it then simulates the load, in virtual time, on each layout of
 --instances such servers, with the scheduler's own dispatch, queue and placement. The last lines name the best layout,

@@ -33,7 +33,7 @@ def deal_to_instances(
     if len(names) < minimum:
         raise ConfigError(
             f"{variable}={preset!r} shows {len(names)} cards, but {num_instances} instances of {num_ranks} ranks need "
-            f"{needed} ({minimum} at least): list them all in it, or unset it"
+            f"{needed} ({minimum} at least): list them all in the variable, or unset it"
         )
     dealt = (range(first, first + num_ranks) for first in range(0, needed, num_ranks))
     return tuple({variable: ",".join(names[place % len(names)] for place in places)} for places in dealt)

@@ -35,7 +35,7 @@ class RunningWorkers:
         return tuple(dict.fromkeys(one.url for one in (*self.prefill, *self.decode) if one.url is not None))
 
     def can_serve(self, urls: Collection[str]) -> bool:
-        """Whether these of the workers can prefill and decode."""
+        """Whether the workers at these URLs can prefill and decode."""
         return all(any(one.url in urls for one in group) for group in (self.prefill, self.decode))
 
 
@@ -45,7 +45,7 @@ NO_WORKERS = RunningWorkers()
 def running_workers(
     prefill: Sequence[str], decode: Sequence[str], combined: Sequence[str], connector: str, flags: str = "--{}"
 ) -> RunningWorkers:
-    """Return the workers at these URLs; `flags` is the form of the flags in messages.
+    """Return the workers at these URLs; `flags` is the format of a flag in messages.
 
     Raises ConfigError for one that is not a URL or is given twice.
     """

@@ -90,11 +90,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--instances", type=int, default=2, help="without --layout: all layouts of this many (default: 2)"
     )
-    parser.add_argument("--gap-limit", type=float, default=0.1, help="limit of token gaps, in s (default: 0.1)")
+    parser.add_argument("--gap-limit", type=float, default=0.1, help="maximum gap between tokens, in s (default: 0.1)")
     parser.add_argument("--ttft-limit", type=float, default=0.0, help="the scheduler's limit in s (default: 0, none)")
     parser.add_argument("--prefill-chunk-size", type=int, default=512, help="prompt tokens per step (default: 512)")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences of an instance (default: 64)")
-    parser.add_argument("--hand-off-ms", type=float, default=5.0, help="time of a KV hand-off itself (default: 5)")
+    parser.add_argument("--hand-off-ms", type=float, default=5.0, help="duration of a KV hand-off (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 

@@ -193,7 +193,10 @@ class _Cluster:
             self._write(supervisor.records, journal)
 
     def _serves(self, record: ProcessRecord) -> bool:
-        """Return whether a replaced process serves again: query a scheduler itself, for an instance any of them."""
+        """Return whether a replaced process serves again.
+
+        A scheduler is queried itself; for an instance, any scheduler is queried.
+        """
         by_port = dict(zip(self._request.scheduler_ports, self._request.scheduler_urls, strict=True))
         url = by_port.get(int(record.address.rpartition(":")[2])) if record.role == "scheduler" else None
         return serves(Client(url or self._request.base_url, timeout_s=_PROBE_S), record)

@@ -14,7 +14,7 @@ class UpOptions:
     prefill: int = flag(1, "prefill instances", parse=int)
     decode: int = flag(1, "decode instances", parse=int)
     schedulers: int = flag(
-        1, "scheduler processes; several share --port, and each also has its own port, from --port + 1 "
+        1, "scheduler processes; several share --port, and each also has its own port, from --port + 1 on "
         "(docs/operations.md)", parse=int,
     )  # fmt: skip
     prefill_workers: tuple[str, ...] = flag(

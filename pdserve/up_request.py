@@ -163,7 +163,7 @@ def use_cpu_for_few_cards(namespace: argparse.Namespace, num_instances: int) -> 
 
 
 def _check_schedulers(options: UpOptions, config: SchedulerConfig) -> None:
-    """Refuse an out-of-range number of schedulers, and for several of them what only one can have."""
+    """Refuse an out-of-range number of schedulers, and options that several schedulers cannot share."""
     number, last = options.schedulers, config.engine.port + options.schedulers
     if not 1 <= number <= MAX_SCHEDULERS:
         raise ConfigError(f"--schedulers {number} is not in 1..{MAX_SCHEDULERS}")

@@ -1,4 +1,4 @@
-"""`pdserve verify`: run the same prompts by P/D, combined and transformers, and compare the outputs token for token."""
+"""`pdserve verify`: run prompts through P/D, combined and transformers, and compare the outputs token for token."""
 
 import argparse
 import asyncio

@@ -40,7 +40,7 @@ class ProgressView:
 
     @property
     def last(self) -> BatchProgress | None:
-        """The last progress taken."""
+        """The last progress received."""
         return self._last
 
     def take(self, progress: BatchProgress) -> None:

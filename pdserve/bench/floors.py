@@ -39,7 +39,7 @@ class Floors:
         return decode if case.before is not None else decode + prefill
 
     def _step_s(self, batch: int, context: int) -> float:
-        """Return the longer of reading weights and KV once, and multiplying."""
+        """Return the longer of two times: to read weights and KV once, and to multiply."""
         read = self.weight_bytes + batch * context * self.kv_token_bytes
         return max(read / self.read_gbs, batch * (self.weight_flops + self.logit_flops) / self.gflops) / 1e9
 

@@ -27,7 +27,7 @@ def about(options: ServeOptions, model: str, now: datetime) -> dict[str, Any]:
 
 
 def file_name(options: ServeOptions, model: str, now: datetime) -> str:
-    """Return the name of the result file as in vLLM, with the model's name made safe."""
+    """Return the name of the result file as in vLLM, with the model's name made safe for a path."""
     if options.result_filename:
         return options.result_filename
     at_most = "" if options.max_concurrency is None else f"-concurrency{options.max_concurrency}"

@@ -55,7 +55,7 @@ class ServeOptions:
     """Flags of `bench serve`."""
 
     backend: str = flag("openai", "API to use: completions, chat or vectors", choices=BACKENDS)
-    base_url: str = flag("", "the server (default: http://HOST:PORT)")
+    base_url: str = flag("", "URL of the server (default: http://HOST:PORT)")
     host: str = flag("127.0.0.1", "host of the server, without --base-url")
     port: int = flag(9000, "port of the server, without --base-url", parse=int)
     endpoint: str = flag("", "path of the route (default: the backend's)")
@@ -99,11 +99,13 @@ class ServeOptions:
     ready_check_timeout_sec: int = flag(0, "seconds to wait for the server before the load", parse=int)
     disable_shuffle: bool = flag(False, "use a file's conversations in order")
     seed: int = flag(0, "seed of prompts, lengths and arrivals", parse=int)
-    goodput: tuple[str, ...] = flag((), f"NAME:MS limits of a good request, of {', '.join(GOALS)}", many=True)
+    goodput: tuple[str, ...] = flag((), f"NAME:MS limits of a good request, for {', '.join(GOALS)}", many=True)
     percentile_metrics: tuple[str, ...] = flag(
-        (), f"metrics to report, of {', '.join(METRICS)} (default: {','.join(_METRICS)}; for vectors e2el)", many=True
+        (), f"metrics to report, from {', '.join(METRICS)} (default: {','.join(_METRICS)}; for vectors e2el)", many=True
     )
-    metric_percentiles: tuple[float, ...] = flag((50.0, 90.0, 99.0), "(default: 50,90,99)", parse=_parse_percentiles)
+    metric_percentiles: tuple[float, ...] = flag(
+        (50.0, 90.0, 99.0), "percentiles of each metric (default: 50,90,99)", parse=_parse_percentiles
+    )
     label: str = flag("", "name of the run in the result (default: the backend)")
     save_result: bool = flag(False, "write the figures as JSON, with vLLM's keys")
     save_detailed: bool = flag(False, "include each request's times, lengths, text and error")
@@ -111,7 +113,7 @@ class ServeOptions:
     result_filename: str = flag("", "name of the JSON file (default: LABEL-RATEqps-MODEL-DATE.json)")
     append_result: bool = flag(False, "append to the file, one JSON object per line")
     plot: str = flag("", "plot requests, tokens per second and latencies to this .svg or .png")
-    disable_tqdm: bool = flag(False, "no progress line")
+    disable_tqdm: bool = flag(False, "show no progress line")
     header: tuple[str, ...] = field(default=(), repr=False)
     metadata: tuple[str, ...] = ()
 
@@ -260,7 +262,7 @@ def _parse_goal(text: str) -> tuple[str, float]:
     except ValueError as error:
         raise ConfigError(f"--goodput {text}: write NAME:MILLISECONDS, such as ttft:200") from error
     if name not in GOALS or not value >= 0:
-        raise ConfigError(f"--goodput {text}: NAME must be one of {', '.join(GOALS)}, the time at least 0 ms")
+        raise ConfigError(f"--goodput {text}: NAME must be one of {', '.join(GOALS)}, and the time at least 0 ms")
     return name, value
 
 

@@ -21,7 +21,7 @@ _IF_CHANGED = tuple(
 
 
 def sampling_body(params: SamplingParams, *, max_tokens: int | None, seed: int | None) -> dict[str, Any]:
-    """Return the fields that texts and chats share, without log probabilities. Raises ValueError for wrong ones."""
+    """Return the fields that texts and chats share, without log probabilities. Raises ValueError for invalid ones."""
     params.check()
     body: dict[str, Any] = {name: getattr(params, name) for name in _ALWAYS}
     body |= {"n": params.n, "return_token_ids": True}

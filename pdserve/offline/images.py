@@ -37,7 +37,7 @@ def _part(part: Any) -> Any:
 
 
 def _data_url(name: str, image: Any) -> str:
-    """Return the pixels as a PNG, in RGB as the server makes them."""
+    """Return the pixels as a PNG, converted to RGB as on the server."""
     from PIL import Image
 
     if not isinstance(image, Image.Image):

@@ -20,7 +20,7 @@ _CLUSTER_RETRY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How to open the server, the maximum of requests in flight, and the source of default parameters."""
+    """How to open the server, the maximum number of requests in flight, and the source of default parameters."""
 
     open: Callable[[], Opened]
     in_flight: int
@@ -32,7 +32,7 @@ def opening(
     model: str, keywords: Mapping[str, Any], *, cluster: str | None, api_key: str | None, prefill: int | None,
     decode: int | None, max_in_flight: int | None,
 ) -> Opening:  # fmt: skip
-    """Return how to open the server for the arguments. Raises ValueError, TypeError or ConfigError for wrong ones."""
+    """Return how to open the server for the arguments. Raises ValueError, TypeError or ConfigError."""
     if max_in_flight is not None and max_in_flight < 1:
         raise ValueError(f"max_in_flight is {max_in_flight}, must be 1 or more")
     pair = prefill is not None or decode is not None

@@ -45,7 +45,7 @@ async def read_texts(
     api: HttpApi, path: str, prompts: Sequence[PromptInput], options: Mapping[str, Any], limit: int,
     progress: ProgressBar,
 ) -> list[PooledText]:  # fmt: skip
-    """Return what the route `path` answers for each prompt, in order. Raises ValueError with the prompt's number."""
+    """Return the result of the route `path` for each prompt, in order. Raises ValueError with the prompt's number."""
 
     async def read(indexed: tuple[int, PromptInput]) -> list[int]:
         try:

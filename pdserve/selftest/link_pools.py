@@ -19,7 +19,7 @@ from wire.kv_layout import KvTensor, PoolLayout
 NUM_TOKENS = 700
 """5.7 MB, not a whole number of blocks."""
 SET_UP_S = 20.0 + max(one.make_s for one in COLLECTIVES.values())
-"""Time limit for setting up a link and sending them."""
+"""Time limit for setting up a link and sending the tokens."""
 _TENSORS = tuple(KvTensor(layer, name, 8, 64, "float16") for layer in range(4) for name in ("k", "v"))
 Bytes = npt.NDArray[np.uint8]
 

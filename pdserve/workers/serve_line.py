@@ -124,7 +124,7 @@ class _KvPorts:
 def _kv_ports(
     plan: LaunchPlan, connector: str, config: Mapping[str, object], environ: Mapping[str, str], sizes: Sizes
 ) -> _KvPorts:
-    """Return the ports: NIXL's is one for each data-parallel rank, Ascend's Mooncake's one for each device."""
+    """Return the ports: NIXL has one for each data-parallel rank, and Ascend's Mooncake one for each device."""
     assert plan.own.worker is not None, "the caller checked it"
     is_bootstrap = plan.own.worker == "vllm" and connector == MOONCAKE_CLASS
     name = BOOTSTRAP_PORT if is_bootstrap else PORT_NAMES[plan.own.worker]

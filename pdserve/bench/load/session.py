@@ -26,7 +26,7 @@ def open_session(headers: Mapping[str, str], timeout_s: float, environ: Mapping[
 
 
 def api_key(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the API key to send: pdserve's own variables', else $OPENAI_API_KEY, or None."""
+    """Return the API key to send, from pdserve's own variables, else from $OPENAI_API_KEY; None if there is none."""
     return own_key(environ) or environ.get("OPENAI_API_KEY", "").strip() or None
 
 
