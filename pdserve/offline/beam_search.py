@@ -29,8 +29,9 @@ async def beam_search(
     async def check(index: int) -> list[int]:
         ids = await token_ids(api, index, prompts[index])
         if len(ids) >= api.max_model_len:
-            limit = f"the model's context of {api.max_model_len} tokens leaves no room"
-            raise ValueError(f"prompt {index} has {len(ids)} tokens: {limit}")
+            raise ValueError(
+                f"prompt {index} has {len(ids)} tokens: the model's context of {api.max_model_len} leaves no room"
+            )
         return ids
 
     async def work(index: int) -> BeamSearchOutput:

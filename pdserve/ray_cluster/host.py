@@ -43,8 +43,9 @@ class RayInstanceHost:
     def place(self, request: NodeRequest) -> Placement:
         """Return the instance's address and devices. Raises Incompatible, RanktableError if an NPU has no address."""
         if request.version != __version__:
-            there = f"{request.version} where `up` runs"
-            raise Incompatible(f"pdserve {__version__} is installed on this node, but {there}")
+            raise Incompatible(
+                f"pdserve {__version__} is installed on this node, but {request.version} where `up` runs"
+            )
         ids = self._device_ids(request)
         ips = card_addresses(kind_named(request.kind), ids, self._node.ip, self._environ)
         self._port = self._free_port()
