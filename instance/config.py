@@ -101,9 +101,9 @@ def check_options(options: EngineOptions) -> None:
         value = getattr(options, name)
         if value is not None and not minimum <= value <= maximum:
             allowed = f"at least {minimum}" if maximum == math.inf else f"{minimum} to {maximum}"
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}, must be {allowed}")
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be {allowed}")
     if not 0 < options.gpu_memory_utilization <= 1:
-        raise ConfigError(f"--gpu-memory-utilization is {options.gpu_memory_utilization:g}, must be in (0, 1]")
+        raise ConfigError(f"--gpu-memory-utilization is {options.gpu_memory_utilization:g}, but must be in (0, 1]")
     transports_of(options.kv_transport, None if options.device == AUTO else options.device)
     parse_port_range(options.kv_port_range)
 

@@ -133,7 +133,7 @@ def _check(trust: Trust, side: Side, message: Challenge | Proof, prover: Prover 
     if prover is not None and not prover.holds(side, message.proof):
         raise Incompatible(
             f"{peer} claims to hold this cluster's secret {peer_fingerprint} (known on {trust.host}) "
-            "but cannot prove it"
+            "but cannot prove that it holds it"
         )
 
 

@@ -93,6 +93,6 @@ def _check_file(path: Path, status: os.stat_result, owners: set[int | None], cur
     if not stat.S_ISREG(status.st_mode):
         raise RanktableError(f"{path} is not a regular file; {_MOVE}")
     if mode & 0o077:
-        raise RanktableError(f"{path} has mode {mode:04o}, others must not reach it: chmod 600 {path}")
+        raise RanktableError(f"{path} has mode {mode:04o}, but others must have no access: chmod 600 {path}")
     if status.st_uid not in owners:
         raise RanktableError(f"{path} belongs to user {status.st_uid}, not to {os.geteuid()} who runs this: {cure}")

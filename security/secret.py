@@ -147,6 +147,6 @@ def _check_file(status: os.stat_result, path: Path, what: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{what}: {path} is not a regular file")
     if mode & 0o077:
-        raise ConfigError(f"{what}: {path} has mode {mode:04o}, others must not reach it: chmod 600 {path}")
+        raise ConfigError(f"{what}: {path} has mode {mode:04o}, but others must have no access: chmod 600 {path}")
     if status.st_uid not in owners:
         raise ConfigError(f"{what}: {path} belongs to user {status.st_uid}, not to {owners[0]} who runs this")

@@ -46,7 +46,7 @@ def check_prompt(state: PromptState) -> None:
     if len(state.cache_salt) > MAX_SALT:
         raise InvalidRequest(f"cache_salt has {len(state.cache_salt)} characters, but the limit is {MAX_SALT}")
     if not state.gap_limit_s >= 0:
-        raise InvalidRequest(f"gap_limit_s is {state.gap_limit_s}, must be at least 0")
+        raise InvalidRequest(f"gap_limit_s is {state.gap_limit_s}, but must be at least 0")
     if state.outputs and len(state.outputs) != state.params.num_sequences:
         raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
     if state.images:
@@ -74,7 +74,8 @@ def check_params(params: SamplingParams) -> None:
         raise InvalidRequest("logprob_token_ids needs logprobs: leave it out, or set logprobs", "logprob_token_ids")
     if params.prompt_logprob_token_ids and params.prompt_logprobs != 0:
         raise InvalidRequest(
-            f"prompt_logprobs is {params.prompt_logprobs}, must be 0 with prompt_logprob_token_ids", "prompt_logprobs"
+            f"prompt_logprobs is {params.prompt_logprobs}, but must be 0 with prompt_logprob_token_ids",
+            "prompt_logprobs",
         )
     if params.repetition_detection is not None:
         check_repetition(params.repetition_detection)
@@ -106,7 +107,7 @@ def check_ids(name: str, token_ids: Sequence[int]) -> None:
     """Raise InvalidRequest, naming the id, for one that does not fit a message; the engine checks the vocabulary."""
     for bad in (min(token_ids), max(token_ids)) if token_ids else ():
         if abs(bad) > MAX_COUNT:
-            raise InvalidRequest(f"{name} has token id {bad}, must be at most {MAX_COUNT}", name)
+            raise InvalidRequest(f"{name} has token id {bad}, but must be at most {MAX_COUNT}", name)
 
 
 def _check_bounds(name: str, value: float | tuple[object, ...] | None, bounds: Bounds) -> None:
@@ -115,7 +116,7 @@ def _check_bounds(name: str, value: float | tuple[object, ...] | None, bounds: B
         if not bounds.allow(len(value)):
             raise InvalidRequest(f"{name} has {len(value)} entries, but the limit is {bounds.maximum}", name)
     elif value is not None and not bounds.allow(value):
-        raise InvalidRequest(f"{name} is {value}, must be {bounds}", name)
+        raise InvalidRequest(f"{name} is {value}, but must be {bounds}", name)
 
 
 def _check_ids_of(params: SamplingParams) -> None:
@@ -147,7 +148,7 @@ def _check_structured(output: StructuredOutput) -> None:
     for name, text in given:
         size = len(text.encode(errors="replace"))
         if size > MAX_GRAMMAR_BYTES:
-            raise InvalidGrammar(f"{name} has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}")
+            raise InvalidGrammar(f"{name} has {size} bytes, but the limit is {MAX_GRAMMAR_BYTES}")
 
 
 def _check_thinking(thinking: Thinking) -> None:
@@ -193,4 +194,4 @@ def _check_pooling(pooling: Pooling, num_tokens: int) -> None:
 def _refuse(rules: Iterable[_Rule]) -> None:
     for name, value, good, limit in rules:
         if not good:
-            raise InvalidRequest(f"{name} is {value}, must be {limit}", param=name)
+            raise InvalidRequest(f"{name} is {value}, but must be {limit}", param=name)

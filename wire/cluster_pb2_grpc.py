@@ -55,7 +55,7 @@ class InstanceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Challenge(self, request, context):
-        """Before each other call: the instance proves the cluster secret and gives a nonce over which the caller proves it.
+        """Before each other call: the instance proves that it holds the cluster secret, and gives a nonce for the caller's proof.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -98,6 +98,6 @@ def _beam_search_to_pb(search: BeamSearch) -> pb.BeamSearch:
 def _beam_search_from_pb(message: pb.BeamSearch) -> BeamSearch:
     if message.early_stopping not in _EARLY_STOPPING_NAMED:
         raise InvalidRequest(
-            f"early_stopping is {message.early_stopping[:20]!r}, must be true, false or never", "early_stopping"
+            f"early_stopping is {message.early_stopping[:20]!r}, but must be true, false or never", "early_stopping"
         )
     return _BEAM_SEARCH.from_pb(message, early_stopping=_EARLY_STOPPING_NAMED[message.early_stopping])

@@ -46,7 +46,7 @@ def _check_image(name: str, image: PromptImage, free: int, num_tokens: int) -> N
         where = f"but needs at least one token within [{free}, {num_tokens})"
         raise InvalidRequest(f"{name} has the tokens [{image.start}, {end}), {where}", "images")
     if len(image.digest) != DIGEST_BYTES:
-        raise InvalidRequest(f"{name} has a digest of {len(image.digest)} bytes, must be {DIGEST_BYTES}", "images")
+        raise InvalidRequest(f"{name} has a digest of {len(image.digest)} bytes, but must be {DIGEST_BYTES}", "images")
     if image.dtype and image.dtype not in ITEM_BYTES:
         known = ", ".join(ITEM_BYTES)
         raise InvalidRequest(f"{name} has embeddings of type {image.dtype[:40]!r}; known types: {known}", "images")

@@ -44,14 +44,14 @@ def json_output(
     elif isinstance(schema, HasSchema):
         text = _as_json("json", schema.model_json_schema())
     else:
-        raise InvalidGrammar(f"json is {_name(schema)}, must be a JSON schema as text, a dict or a pydantic class")
+        raise InvalidGrammar(f"json is {_name(schema)}, but must be a JSON schema as text, a dict or a pydantic class")
     return StructuredOutput("json", text, whitespace_pattern, backend)
 
 
 def choice_output(texts: Iterable[str], *, backend: str = "auto") -> StructuredOutput:
     """Return the options for one of `texts`. Raises InvalidGrammar for anything but a list of strings."""
     if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
-        raise InvalidGrammar(f"choice is {_name(texts)}, must be a list of strings")
+        raise InvalidGrammar(f"choice is {_name(texts)}, but must be a list of strings")
     return StructuredOutput("choice", _as_json("choice", list(texts)), backend=backend)
 
 

@@ -94,7 +94,7 @@ def _read_json(kind: GrammarKind, text: str, limits: GrammarLimits) -> str:
     if kind is GrammarKind.CHOICE:
         _check_choices(value, limits)
     elif not isinstance(value, dict):
-        raise InvalidGrammar(f"{kind} is {clean[:40]}, must be an object")
+        raise InvalidGrammar(f"{kind} is {clean[:40]}, but must be an object")
     elif not value:
         raise InvalidGrammar(f"{kind} is {{}}, which allows anything; use json_object for any object")
     _check_references(value)
@@ -107,14 +107,14 @@ def _check_references(value: object) -> None:
     for part in parts_of(value):
         reference = part.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#"):
-            raise InvalidGrammar(f"$ref is {reference[:100]!r}, must be within the schema, as #/$defs/name")
+            raise InvalidGrammar(f"$ref is {reference[:100]!r}, but must be within the schema, as #/$defs/name")
 
 
 def _check_choices(value: object, limits: GrammarLimits) -> None:
     if not isinstance(value, list) or not all(isinstance(choice, str) for choice in value):
         raise InvalidGrammar("choice must be a list of strings")
     if not 1 <= len(value) <= limits.choices:
-        raise InvalidGrammar(f"choice has {len(value)} texts, must have 1 to {limits.choices}")
+        raise InvalidGrammar(f"choice has {len(value)} texts, but must have 1 to {limits.choices}")
 
 
 def nesting(text: str, opening: str, closing: str, quotes: str = '"') -> int:

@@ -283,7 +283,7 @@ class _Writer:
         value = form.get(name)
         if type(value) is not int or not 0 <= value <= self._limits.repetitions:
             raise InvalidGrammar(
-                f"{name} of a structural tag is {str(value)[:20]}, must be 0 to {self._limits.repetitions}"
+                f"{name} of a structural tag is {str(value)[:20]}, but must be 0 to {self._limits.repetitions}"
             )
         return value
 

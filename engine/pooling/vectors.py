@@ -51,4 +51,4 @@ def check_one_answer(params: SamplingParams) -> None:
     """Raise InvalidRequest if a prompt with pooling requests more than one sequence."""
     if params.width != 1:
         name = "n" if params.n != 1 else "best_of"
-        raise InvalidRequest(f"{name} is {params.width}, must be 1 with pooling", name)
+        raise InvalidRequest(f"{name} is {params.width}, but must be 1 with pooling", name)

@@ -11,7 +11,7 @@ def prompt_images(index: int, given: Any) -> tuple[str, ...]:
     if given is None:
         return ()
     if not isinstance(given, Mapping):
-        raise TypeError(f"prompt {index}: multi_modal_data is {type(given).__name__}, must be a dict with image")
+        raise TypeError(f"prompt {index}: multi_modal_data is {type(given).__name__}, but must be a dict with image")
     others = sorted(set(given) - {"image"})
     if others:
         raise ValueError(f"prompt {index}: multi_modal_data has {', '.join(map(str, others))}: only image is served")
@@ -41,7 +41,7 @@ def _data_url(name: str, image: Any) -> str:
     from PIL import Image
 
     if not isinstance(image, Image.Image):
-        raise TypeError(f"{name} is {type(image).__name__}, must be a PIL image")
+        raise TypeError(f"{name} is {type(image).__name__}, but must be a PIL image")
     plain, out = image.convert("RGB"), io.BytesIO()
     plain.info = {}  # drop the file's orientation: the script sees the pixels unrotated
     plain.save(out, "PNG", compress_level=1)

@@ -130,7 +130,7 @@ def _arguments(name: str, value: Any) -> Sequence[str]:
             return (f"{flag}={str(value).lower()}",)
         return (flag,) if value else (f"--no-{flag[2:]}",) if _is_switch(name) else ()
     if _is_switch(name) or (row is not None and row.arity is Arity.NOTHING):
-        raise ConfigError(f"{name} is {value!r}, must be True or False")
+        raise ConfigError(f"{name} is {value!r}, but must be True or False")
     if isinstance(value, Mapping):
         return (f"{flag}={json.dumps(value)}",)
     if isinstance(value, list | tuple):

@@ -317,4 +317,4 @@ def _check_params(params: Any) -> None:
 
 def _check_kind(params: Any, kind: type[Any], name: str) -> None:
     if not isinstance(params, kind):
-        raise TypeError(f"{name} holds a value of type {type(params).__name__}, must be {kind.__name__}")
+        raise TypeError(f"{name} holds a value of type {type(params).__name__}, but must be {kind.__name__}")

@@ -34,7 +34,7 @@ def opening(
 ) -> Opening:  # fmt: skip
     """Return how to open the server for the arguments. Raises ValueError, TypeError or ConfigError."""
     if max_in_flight is not None and max_in_flight < 1:
-        raise ValueError(f"max_in_flight is {max_in_flight}, must be 1 or more")
+        raise ValueError(f"max_in_flight is {max_in_flight}, but must be 1 or more")
     pair = prefill is not None or decode is not None
     if cluster is not None:
         if pair:

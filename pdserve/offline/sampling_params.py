@@ -139,13 +139,13 @@ class SamplingParams:
         if self.truncate_prompt_tokens is not None and not (
             self.truncate_prompt_tokens >= 1 or self.truncate_prompt_tokens == -1
         ):
-            raise ValueError(f"truncate_prompt_tokens is {self.truncate_prompt_tokens}, must be -1, or 1 or more")
+            raise ValueError(f"truncate_prompt_tokens is {self.truncate_prompt_tokens}, but must be -1, or 1 or more")
         for name, (nothing, why) in _REFUSED.items():
             if getattr(self, name) not in nothing:
                 raise ValueError(f"{name} is not supported: {why}")
         rule = self.repetition_detection
         if not isinstance(rule, RepetitionDetectionParams | Mapping | None):
-            raise ValueError(f"repetition_detection is {rule!r}, must be RepetitionDetectionParams or a mapping")
+            raise ValueError(f"repetition_detection is {rule!r}, but must be RepetitionDetectionParams or a mapping")
         if self.structured_outputs is not None and self.guided_decoding is not None:
             raise ValueError("structured_outputs and guided_decoding both constrain the output: use one")
         structured_body(self.structured_outputs or self.guided_decoding)
@@ -186,7 +186,7 @@ class BeamSearchParams:
         _check_number("length_penalty", self.length_penalty, PARAMETERS["length_penalty"].client)
         if self.temperature != 0:
             raise ValueError(
-                f"temperature is {self.temperature:g}, must be 0: beams are ranked by the model's log probabilities"
+                f"temperature is {self.temperature:g}, but must be 0: beams are ranked by the model's log probabilities"
             )
 
 
@@ -216,11 +216,11 @@ _NUMBERS = {
 def _check_number(name: str, value: Any, bounds: Bounds) -> None:
     minimum, maximum = bounds.minimum, bounds.maximum
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
-        raise ValueError(f"{name} is {value!r}, must be a number in [{minimum:g}, {maximum:g}]")
+        raise ValueError(f"{name} is {value!r}, but must be a number in [{minimum:g}, {maximum:g}]")
     if not bounds.allow(value):
-        raise ValueError(f"{name} is {value!r}, must be {bounds}")
+        raise ValueError(f"{name} is {value!r}, but must be {bounds}")
 
 
 def _check_count(name: str, value: Any, minimum: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
-        raise ValueError(f"{name} is {value!r}, must be a whole number of {minimum} or more")
+        raise ValueError(f"{name} is {value!r}, but must be a whole number of {minimum} or more")

@@ -13,7 +13,7 @@ def read_beam_search(body: GenerationBody) -> BeamSearch | None:
     """
     if not (body.early_stopping is None or isinstance(body.early_stopping, bool) or body.early_stopping == "never"):
         raise InvalidRequest(
-            f'early_stopping is {repr(body.early_stopping)[:40]}, must be true, false or "never"', "early_stopping"
+            f'early_stopping is {repr(body.early_stopping)[:40]}, but must be true, false or "never"', "early_stopping"
         )
     if not body.use_beam_search:
         _refuse_beam_fields(body)
@@ -26,11 +26,11 @@ def read_beam_search(body: GenerationBody) -> BeamSearch | None:
     for name, off in WITH_BEAMS.items():
         given = getattr(body, name)
         if given is not None and given != off:
-            raise InvalidRequest(f"{name} is {given:g}, must be {off} with use_beam_search", name)
+            raise InvalidRequest(f"{name} is {given:g}, but must be {off} with use_beam_search", name)
     if not -1 < (body.num_logprobs or 0) <= MAX_BEAM_LOGPROBS:
         field = body.num_logprobs_field
         raise InvalidRequest(
-            f"{field} is {body.num_logprobs}, must be at most {MAX_BEAM_LOGPROBS} with use_beam_search", field
+            f"{field} is {body.num_logprobs}, but must be at most {MAX_BEAM_LOGPROBS} with use_beam_search", field
         )
     return BeamSearch(1.0 if body.length_penalty is None else body.length_penalty, body.early_stopping or False)
 

@@ -24,7 +24,7 @@ async def server_info(context: AppContext, request: Request) -> Response:
     """Return the flags, the variables and the versions of this process, without secrets."""
     form = request.query_params.get("config_format", "text")
     if form not in ("text", "json"):
-        raise InvalidRequest(f"config_format is {form[:40]!r}, must be text or json", "config_format")
+        raise InvalidRequest(f"config_format is {form[:40]!r}, but must be text or json", "config_format")
     flags = {"engine": _flags(context.config.engine), "scheduler": _flags(context.config.options)}
     body = {
         "vllm_config": flags if form == "json" else str(flags),

@@ -38,7 +38,7 @@ def check_dimensions(context: AppContext, given: int | None, field: str) -> None
         )
     if allowed and given not in allowed:
         names = ", ".join(map(str, allowed))
-        raise InvalidRequest(f"{field} is {given}, must be one that the model was trained for: {names}", field)
+        raise InvalidRequest(f"{field} is {given}, but must be one that the model was trained for: {names}", field)
 
 
 async def create_embedding(context: AppContext, request: Request) -> PooledResponse:

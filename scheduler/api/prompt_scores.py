@@ -32,7 +32,9 @@ def read_lists(
     most = max(map(len, given), default=0)
     if not most or 0 <= max_logprobs < most:
         limit = "1 or more" if max_logprobs < 0 else f"1 to {max_logprobs}"
-        raise InvalidRequest(f"the longest list of {FIELD} has {most} ids, must have {limit} (--max-logprobs)", FIELD)
+        raise InvalidRequest(
+            f"the longest list of {FIELD} has {most} ids, but must have {limit} (--max-logprobs)", FIELD
+        )
     lists = tuple(tuple(one for one in ids if one != _PAD) for ids in given)
     if every := tuple(one for ids in lists for one in ids):
         check_token_ids(every, tokens, FIELD)

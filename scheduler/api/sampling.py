@@ -87,7 +87,7 @@ def _max_tokens(context: AppContext, body: GenerationBody, prompt_len: int, defa
         default = context.defaults.get("max_tokens", default)
         return left if default is None else min(default, left)
     if requested == 0 and not (body.echoes or body.prompt_logprobs is not None):
-        raise InvalidRequest(f"{name} is 0, must be 1 or more; 0 needs echo or prompt_logprobs", name)
+        raise InvalidRequest(f"{name} is 0, but must be 1 or more; 0 needs echo or prompt_logprobs", name)
     if requested > model_len:
         raise InvalidRequest(
             f"{name} is {requested}; this model's maximum context length is {model_len} tokens, prompt and output", name
@@ -154,8 +154,8 @@ def _num_logprobs(name: str, requested: int | None, context: AppContext) -> int 
         return None
     vocab_size = context.tokens.vocab_size
     if requested == _ALL and maximum != _ALL and maximum < vocab_size:
-        raise InvalidRequest(f"{name} is -1 (all), must be in [0, {maximum}]; --max-logprobs -1 allows it", name)
+        raise InvalidRequest(f"{name} is -1 (all), but must be in [0, {maximum}]; --max-logprobs -1 allows it", name)
     count = vocab_size if requested == _ALL else requested
     if maximum != _ALL and count > maximum:
-        raise InvalidRequest(f"{name} is {count}, must be in [0, {maximum}] (--max-logprobs)", name)
+        raise InvalidRequest(f"{name} is {count}, but must be in [0, {maximum}] (--max-logprobs)", name)
     return min(count, vocab_size)

@@ -131,9 +131,9 @@ def _check_size(name: str, value: Any) -> None:
     """Refuse a constraint over the size limit before it is converted to text."""
     size = len(value) if isinstance(value, str) else len(orjson.dumps(value))
     if size > MAX_GRAMMAR_BYTES:
-        raise InvalidGrammar(f"{name} has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}", name)
+        raise InvalidGrammar(f"{name} has {size} bytes, but the limit is {MAX_GRAMMAR_BYTES}", name)
 
 
 def _limit_error(name: str, limit: str, value: Any) -> InvalidRequest:
     shown = repr(value)[:40] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
-    return InvalidRequest(f"{name} is {shown}, must be {limit}", name)
+    return InvalidRequest(f"{name} is {shown}, but must be {limit}", name)

@@ -34,7 +34,7 @@ def read_allowed(given: Sequence[int] | None, tokens: Tokens) -> tuple[int, ...]
         return ()
     if not 1 <= len(given) <= tokens.vocab_size:
         raise InvalidRequest(
-            f"allowed_token_ids has {len(given)} ids, must have 1 to {tokens.vocab_size}", "allowed_token_ids"
+            f"allowed_token_ids has {len(given)} ids, but must have 1 to {tokens.vocab_size}", "allowed_token_ids"
         )
     allowed = tuple(dict.fromkeys(given))
     check_token_ids(allowed, tokens, "allowed_token_ids")

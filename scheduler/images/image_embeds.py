@@ -47,7 +47,7 @@ def read_embeds(given: Any, vision: VisionCheckpoint) -> SentEmbeds:
     if not isinstance(data, str):
         raise InvalidRequest("image_embeds.data must be a text: base64 of the little-endian values")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise InvalidRequest(f"image_embeds.dtype is {_shown(dtype)}, must be one of {', '.join(ITEM_BYTES)}")
+        raise InvalidRequest(f"image_embeds.dtype is {_shown(dtype)}, but must be one of {', '.join(ITEM_BYTES)}")
     count = _count(given.get("shape"), vision)
     return SentEmbeds(data, dtype, vision.hidden_size or 0, ImageTokens(count, _grid(given.get("grid"), count, vision)))
 
@@ -61,8 +61,8 @@ def _count(shape: Any, vision: VisionCheckpoint) -> int:
         case [count, width] if type(count) is int and 1 <= count <= most and width == hidden:
             return count
     raise InvalidRequest(
-        f"image_embeds.shape is {_shown(shape)}, must be [tokens, {hidden}] with 1 to {most} tokens: {hidden} is the "
-        "model's hidden size"
+        f"image_embeds.shape is {_shown(shape)}, but must be [tokens, {hidden}] with 1 to {most} tokens: {hidden} is "
+        "the model's hidden size"
     )
 
 
@@ -77,8 +77,8 @@ def _grid(grid: Any, count: int, vision: VisionCheckpoint) -> tuple[int, int, in
         case [1, rows, columns] if type(rows) is type(columns) is int and rows > 0 and rows * columns == count:
             return 1, rows, columns
     raise InvalidRequest(
-        f"image_embeds.grid is {_shown(grid)}, must be [1, rows, columns] with rows x columns = {count}, the tokens: "
-        f"positions of {kind} follow it"
+        f"image_embeds.grid is {_shown(grid)}, but must be [1, rows, columns] with rows x columns = {count}, the "
+        f"tokens: positions of {kind} follow it"
     )
 
 

@@ -59,7 +59,7 @@ def _known_defaults(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         rule = PARAMETERS[_NAMES[key]]
         bounds, whole = rule.client, rule.kind is not float
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-            raise ConfigError(f"{name}: {key} is {value!r}, must be {'a whole number ' if whole else ''}{bounds}")
+            raise ConfigError(f"{name}: {key} is {value!r}, but must be {'a whole number ' if whole else ''}{bounds}")
         if not bounds.allow(value):
-            raise ConfigError(f"{name}: {key} is {value}, must be {bounds}")
+            raise ConfigError(f"{name}: {key} is {value}, but must be {bounds}")
     return {_NAMES[key]: value for key, value in values.items()}

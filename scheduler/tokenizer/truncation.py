@@ -23,7 +23,7 @@ def tokens_kept(keep: int | None, *, room: int) -> int | None:
         return None
     if keep != _ALL_THAT_FITS and not 1 <= keep <= room:
         raise InvalidRequest(
-            f"truncate_prompt_tokens is {keep}, must be from 1 to {room}, or -1 for as many as fit"
+            f"truncate_prompt_tokens is {keep}, but must be from 1 to {room}, or -1 for as many as fit"
             + (". Please request a smaller truncation size." if keep > room else ""),
             "truncate_prompt_tokens",
         )

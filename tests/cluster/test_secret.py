@@ -89,7 +89,7 @@ def test_a_secret_others_can_read_stops_the_start_with_its_mode(tmp_path: Path, 
         process = one.start("prefill-0")
 
         assert process.wait() == 2
-        assert f"{default} has mode 0644, others must not reach it: chmod 600" in process.log
+        assert f"{default} has mode 0644, but others must have no access: chmod 600" in process.log
         one.processes.clear()
 
 

@@ -26,7 +26,7 @@ DOCKER_RUN = (
     _row("no image", "decode", "--dir", "/data", "--local-table", "l.json"),
     _row("a variable that is not set for a value", "decode", *_GIVEN, "--local-table", ""),
     _row("no table", "decode", *_GIVEN),
-    _row("a local table that is not there", "decode", *_GIVEN, "--local-table", "gone.json"),
+    _row("a local table that does not exist", "decode", *_GIVEN, "--local-table", "gone.json"),
     _row("another role than the local table's", "prefill", *_LOCAL, "--global-table", "g.json"),
     _row("the scheduler with an instance's local table", "scheduler", *_LOCAL),
     _row("an instance with the scheduler's local table", "decode", *_LOCAL, files={"l.json": local(server(A))}),

@@ -219,7 +219,7 @@ def test_a_cancelled_text_is_never_answered() -> None:
 @pytest.mark.parametrize(("params", "words"), [({"n": 3}, "n is 3"), ({"best_of": 2}, "best_of is 2")])
 def test_a_vector_of_several_sequences_is_refused_with_a_reason(params: dict[str, Any], words: str) -> None:
     with fake_engine() as (core, _):
-        with pytest.raises(InvalidRequest, match=f"{words}, must be 1 with pooling"):
+        with pytest.raises(InvalidRequest, match=f"{words}, but must be 1 with pooling"):
             core.add(replace(prompt("several", 9, **params), pooling=Pooling()))
 
         assert not core.has_work()

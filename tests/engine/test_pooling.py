@@ -150,8 +150,8 @@ def test_dimensions_are_truncated_before_normalisation() -> None:
             InvalidRequest,
             "dimensions is 25, but the model's vectors have 24",
         ),
-        (several(n=3), InvalidRequest, "n is 3, must be 1 with pooling"),
-        (several(best_of=2), InvalidRequest, "best_of is 2, must be 1 with pooling"),
+        (several(n=3), InvalidRequest, "n is 3, but must be 1 with pooling"),
+        (several(best_of=2), InvalidRequest, "best_of is 2, but must be 1 with pooling"),
         (
             pooling_prompt("a", (1,), Pooling("classify")),
             InvalidRequest,

@@ -199,7 +199,7 @@ def test_a_whitespace_pattern_holds_within_tags(folder: Path) -> None:
         ({"format": {**_ANY, "max_tokens": 3}}, "any_text of a structural tag has max_tokens, which is not supported"),
         ({"format": {**_OBJECT, "style": "qwen_xml"}}, "json_schema of a structural tag has style, which is not"),
         ({"format": {**_ANY, "excludes": [""]}}, "excludes of a structural tag must be a list of strings"),
-        ({"format": {**_ANY, "max_chars": -1}}, "max_chars of a structural tag is -1, must be 0 to 100000"),
+        ({"format": {**_ANY, "max_chars": -1}}, "max_chars of a structural tag is -1, but must be 0 to 100000"),
         ({"format": {"type": "json_schema", "json_schema": False}}, "must be an object or true"),
         ({"format": _all()}, "elements of a structural tag must be a non-empty list"),
         ({"format": _all(_ANY, _NUMBER)}, "free text within a structural tag must be followed by a fixed text"),

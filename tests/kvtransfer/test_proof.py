@@ -218,17 +218,17 @@ def test_a_proof_for_another_connection_or_none_is_refused(transport: str, inlet
         again = one.connect()
         _challenge(again, transport)
         again.send([encode_proof(good)])  # the same HELLO, another nonce of the receiver's
-        assert "cannot prove it" in _refusal(again).reason
+        assert "cannot prove that it holds it" in _refusal(again).reason
 
         reflected = one.connect()
         _, _, theirs = _challenge(reflected, transport)
         reflected.send([encode_proof(Proof(theirs.proof, SECRET.fingerprint, "evil"))])
-        assert "cannot prove it" in _refusal(reflected).reason
+        assert "cannot prove that it holds it" in _refusal(reflected).reason
 
         silent = one.connect()
         _challenge(silent, transport)
         silent.send([encode_proof(no_proof(SENDER))])
-        assert "cannot prove it" in _refusal(silent).reason
+        assert "cannot prove that it holds it" in _refusal(silent).reason
         one.until_refused(3)
 
         assert len(inlets) == 1
@@ -244,7 +244,7 @@ def test_a_proof_is_bound_to_every_byte_of_hello() -> None:
         changed = encode_hello(hello("tcp", nonce=b"another nonce---"))[PREFIX.size :]
         stream.send([encode_proof(make_proof(SENDER, sent_hello, changed, challenge))])
 
-        assert "cannot prove it" in _refusal(stream).reason
+        assert "cannot prove that it holds it" in _refusal(stream).reason
         stream.close()
 
 
@@ -279,7 +279,9 @@ def test_a_receiver_that_only_names_the_fingerprint_gets_no_proof() -> None:
 
         thread = threading.Thread(target=impostor)
         thread.start()
-        with pytest.raises(Incompatible, match=r"evil claims to hold this cluster's secret .* but cannot prove it"):
+        with pytest.raises(
+            Incompatible, match=r"evil claims to hold this cluster's secret .* but cannot prove that it holds it"
+        ):
             dial(make_transports(("tcp",), pool), (endpoint,), hello(), Timeouts(5, DEADLINE_S), SENDER)
         thread.join(DEADLINE_S)
 

@@ -16,7 +16,7 @@ def _row(what: str, text: str, *words: str, files: Mapping[str, Any] | None = No
 
 
 FILES = (
-    _row("the file is not there", "", files={}),
+    _row("the file does not exist", "", files={}),
     _row("`--config` without a file", "", "gen", "--config"),
     _row("two files", "", *_GEN, "--config=other.yaml"),
     _row("not YAML", "ip: [10.0.0.18\nsave-dir: tables\n"),

@@ -44,10 +44,10 @@ def _scheduler(what: str, *words: str, files: Mapping[str, Any] | None = None, *
 
 TABLES = (
     _decode("no global table is named", GLOBAL_RANK_TABLE_FILE_PATH="unset"),
-    _decode("the global table is not there", GLOBAL_RANK_TABLE_FILE_PATH="gone.json"),
+    _decode("the global table does not exist", GLOBAL_RANK_TABLE_FILE_PATH="gone.json"),
     _decode("the global table is no JSON", files={**_TABLES, "g.json": "{"}),
     _decode("no local table is named", RANK_TABLE_FILE_PATH="unset"),
-    _decode("the local table is not there", RANK_TABLE_FILE_PATH="gone.json"),
+    _decode("the local table does not exist", RANK_TABLE_FILE_PATH="gone.json"),
     _decode(
         "the local table is not an entry of the global one",
         files={**_TABLES, "l.json": with_value(local(), "server_list.0.device.0.device_id", "5")},
@@ -77,10 +77,10 @@ START_SERVERS = (
     _decode("a worker of another engine than the table lists", files=_WORKERS, PDSERVE_WORKER="vllm-ascend"),
     _decode("a worker without the variable that names its engine", files=_WORKERS),
     _decode(
-        "a worker whose program is not there", files=_WORKERS, PDSERVE_WORKER="vllm", PDSERVE_VLLM_COMMAND="/no/vllm"
+        "a worker whose program does not exist", files=_WORKERS, PDSERVE_WORKER="vllm", PDSERVE_VLLM_COMMAND="/no/vllm"
     ),
     _decode("a typo in a variable", PDSERVE_API_KYE="x"),
-    _decode("a model that is not there", "--model=/nope"),
+    _decode("a model that does not exist", "--model=/nope"),
     _decode("a typo in a flag", "--max-modellen=4096"),
     _decode("a flag of vLLM's that is refused", "--pipeline-parallel-size=2"),
     _decode("a variable that is not set for a value", "--served-model-name="),
@@ -95,7 +95,7 @@ START_SERVERS = (
     _scheduler("scheduler: a limit of another modality than images", "--limit-mm-per-prompt=video=1"),
     _scheduler("scheduler: a limit of images that is no number", "--limit-mm-per-prompt=image=many"),
     _scheduler("scheduler: no image bytes at all", "--max-image-bytes=0"),
-    _scheduler("scheduler: an image folder that is not there", "--allowed-local-media-path=gone"),
+    _scheduler("scheduler: an image folder that does not exist", "--allowed-local-media-path=gone"),
     _scheduler("scheduler: the network of metadata services", "--allow-private-urls=169.254.0.0/16"),
     _scheduler("scheduler: a network that is none", "--allow-private-urls=internal"),
 )  # fmt: skip
@@ -114,7 +114,7 @@ PDSERVE_UP = (
     _up("restarts below none", "--max-restarts=-1"),
     _up("a port that is none", "--port=70000"),
     _up("port 0", "--port=0"),
-    _up("a model that is not there", "--model=/nope"),
+    _up("a model that does not exist", "--model=/nope"),
     _up("what it decides itself", "--node-ports=8088,8089"),
     _up("a typo in a flag", "--prefil=2"),
     _up("a variable that is not set for a value", "--host="),
@@ -144,7 +144,7 @@ PDSERVE_ROUTE = (
     _route("a URL with a path", "--combined=http://127.0.0.1:9/v1"),
     _route("a key in a URL", "--combined=http://user:key@127.0.0.1:9"),
     _route("a worker named twice", *_PAIR, "--combined=http://127.0.0.1:9"),
-    _route("a file of keys that is not there", *_PAIR, "--worker-api-key-file=/nope"),
+    _route("a file of keys that does not exist", *_PAIR, "--worker-api-key-file=/nope"),
     _route("workers that do not answer, and no model", *_PAIR),
 )
 

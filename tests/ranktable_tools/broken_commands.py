@@ -77,7 +77,7 @@ COMMANDS = (
         "convert: several instances to HCCL", None, {"t.json": modelarts()}, ("convert", "t.json", "--to", "hccl-1.0")
     ),
     Broken(
-        "convert: an instance that is not there",
+        "convert: an instance that does not exist",
         None,
         {"t.json": modelarts()},
         ("convert", "t.json", "--to", "hccl-1.0", "--instance", "decode-1"),
@@ -116,7 +116,7 @@ LOOKING = (
     Broken("watch: an end in the past", None, {"t.json": modelarts()}, ("watch", "t.json", "--for=-1")),
     Broken("doctor: two global tables", None, {"a.json": modelarts(), "b.json": modelarts()},
            ("doctor", "a.json", "b.json")),
-    Broken("doctor: a table that is not there", None, {}, ("doctor", "gone.json")),
+    Broken("doctor: a table that does not exist", None, {}, ("doctor", "gone.json")),
     Broken("doctor: more than a link should carry", None, {}, ("doctor", "--mib", "2000")),
     Broken("doctor: no time for the checks", None, {}, ("doctor", "--timeout", "0")),
     Broken("doctor: no address of a scheduler", None, {}, ("doctor", "--url", "ftp://10.0.0.18")),

@@ -64,7 +64,7 @@ _ONE_HOST = modelarts(prefill=[server(A, 0)], decode=[server(A, 1)])
 _LOOPBACK = with_value(modelarts(), "server_group_list.0.server_list.0.server_ip", "localhost")
 
 FILES = (
-    Broken("the file is not there", "unreadable", {}, ("lint", "gone.json")),
+    Broken("the file does not exist", "unreadable", {}, ("lint", "gone.json")),
     Broken("no name, as a variable that is not set gives it", "unreadable", {}, ("lint", "")),
     lint_row("the file is cut off", "not-json", '{"version": "1.0", "server_group_list": ['),
     lint_row("a number is NaN", "not-json", '{"version": NaN}'),

@@ -134,7 +134,7 @@ def test_gen_keeps_its_tables_where_the_secret_cannot_be_used(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "ranktable: cluster_secret has mode 0644, others must not reach it: chmod 600 cluster_secret\n"
+        "ranktable: cluster_secret has mode 0644, but others must have no access: chmod 600 cluster_secret\n"
     )
     assert (tmp_path / f"global_ranktable_{IP}.json").read_text() == before
     assert main([*GEN, "--no-api-server"]) == 0

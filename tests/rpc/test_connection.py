@@ -305,7 +305,7 @@ def test_an_invalid_prompt_is_refused_before_the_instance(
     refused, reached = each(reach, send)
 
     assert (refused.prompt_id, refused.error, reached) == ("bad", "InvalidRequest", False)
-    assert "repetition_penalty is -1.0, must be" in refused.message
+    assert "repetition_penalty is -1.0, but must be" in refused.message
 
 
 @pytest.mark.parametrize(

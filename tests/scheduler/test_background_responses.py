@@ -213,7 +213,7 @@ async def _events_after(server: StoringServer, response_id: str, after: int) -> 
         ({"stream": True}, {"stream": True}, "stream", "only the events"),
         ({"background": True}, {"stream": True}, "stream", "only the events"),
         ({}, {"starting_after": 1}, "starting_after", "starting_after needs stream=true"),
-        ({}, {"stream": "maybe"}, "stream", "stream is 'maybe', must be true or false"),
+        ({}, {"stream": "maybe"}, "stream", "stream is 'maybe', but must be true or false"),
         ({}, {"stream": True, "starting_after": "x"}, "starting_after", "starting_after is 'x'"),
     ],
 )

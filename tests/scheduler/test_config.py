@@ -49,7 +49,7 @@ def test_the_guides_variables_are_read_and_flags_override_them() -> None:
         (["--max-body-bytes", "much"], {}, "'much' is not a size"),
         (["--hf-overrides", '{"rope_theta": 1}'], {}, "is not a JSON object with matryoshka_dimensions"),
         (["--hf-overrides", '{"matryoshka_dimensions": [0]}'], {}, "must be a list of numbers of 1 or more"),
-        (["--hf-overrides", '{"is_matryoshka": 1}'], {}, "is_matryoshka is 1, must be true or false"),
+        (["--hf-overrides", '{"is_matryoshka": 1}'], {}, "is_matryoshka is 1, but must be true or false"),
         (["--stal-timeout", "1"], {}, "did you mean --stall-timeout"),
         ([], {"NODE_PORTS": "8088;8089"}, "NODE_PORTS '8088;8089' is not a comma-separated list"),
         ([], {"NODE_PORTS": "0"}, r"NODE_PORTS has 0: a port is 1\.\.65535"),

@@ -50,7 +50,7 @@ def test_an_override_wins(tmp_path: Path) -> None:
     ("override", "words"),
     [
         ("{", "is not JSON"), ("[]", "of type list, not an object"), ('{"temperature": 3}', "temperature is 3, must"),
-        ('{"top_k": 1.5}', "top_k is 1.5, must be a whole number"), ('{"top_p": true}', "top_p is True"),
+        ('{"top_k": 1.5}', "top_k is 1.5, but must be a whole number"), ('{"top_p": true}', "top_p is True"),
     ],
 )  # fmt: skip
 def test_a_wrong_override_is_named(tmp_path: Path, override: str, words: str) -> None:

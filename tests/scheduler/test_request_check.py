@@ -27,15 +27,15 @@ def _guided(*option: Any) -> GenerationRequest:
 @pytest.mark.parametrize(
     ("requested", "words"),
     [
-        (lambda: _with_params(seed=-1), r"seed is -1, must be in \[0, 18446744073709551615\]"),
-        (lambda: _with_params(max_tokens=2**31), "max_tokens is 2147483648, must be in"),
+        (lambda: _with_params(seed=-1), r"seed is -1, but must be in \[0, 18446744073709551615\]"),
+        (lambda: _with_params(max_tokens=2**31), "max_tokens is 2147483648, but must be in"),
         (lambda: _with_params(stop_token_ids=(5, 2**31)), "stop_token_ids has token id 2147483648"),
         (lambda: dataclasses.replace(request(PROMPT), seeds=(2**64,)), "seed is 18446744073709551616"),
         (lambda: request((5, 2**31)), "prompt has token id 2147483648"),
-        (lambda: _guided("choice", "x" * 2**24), "choice has 16777216 bytes, the limit is 65536"),
-        (lambda: _guided("json", "é" * 2**15 + "x"), "json has 65537 bytes, the limit is 65536"),
-        (lambda: _guided("json", "{}", " " * 2**17), "whitespace_pattern has 131072 bytes, the limit is 65536"),
-        (lambda: _guided("json", "{}", None, "x" * 2**17), "guided_decoding_backend has 131072 bytes, the limit is"),
+        (lambda: _guided("choice", "x" * 2**24), "choice has 16777216 bytes, but the limit is 65536"),
+        (lambda: _guided("json", "é" * 2**15 + "x"), "json has 65537 bytes, but the limit is 65536"),
+        (lambda: _guided("json", "{}", " " * 2**17), "whitespace_pattern has 131072 bytes, but the limit is 65536"),
+        (lambda: _guided("json", "{}", None, "x" * 2**17), "guided_decoding_backend has 131072 bytes, but the"),
     ],
     ids=["seed", "max_tokens", "stop ids", "a prompt's own seed", "prompt", "choice", "json", "blanks", "backend"],
 )  # fmt: skip

@@ -227,10 +227,10 @@ async def test_input_items_are_listed_page_by_page(serve: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("query", "param", "text"),
     [
-        ({"limit": 0}, "limit", "limit is '0', must be a number from 1 to 100"),
+        ({"limit": 0}, "limit", "limit is '0', but must be a number from 1 to 100"),
         ({"limit": 101}, "limit", "must be a number from 1 to 100"),
         ({"limit": "many"}, "limit", "limit is 'many'"),
-        ({"order": "up"}, "order", "order is 'up', must be asc or desc"),
+        ({"order": "up"}, "order", "order is 'up', but must be asc or desc"),
         ({"after": "msg_1"}, "after", "after is 'msg_1', which is not an item of this response"),
     ],
 )

@@ -28,7 +28,7 @@ def test_without_truncation_all_tokens_stay_minus_one_is_what_fits() -> None:
 
 @pytest.mark.parametrize("keep", [0, -2, 9])
 def test_other_numbers_are_refused_with_the_limit(keep: int) -> None:
-    words = f"truncate_prompt_tokens is {keep}, must be from 1 to 8, or -1 for as many as fit"
+    words = f"truncate_prompt_tokens is {keep}, but must be from 1 to 8, or -1 for as many as fit"
 
     with pytest.raises(InvalidRequest, match=words):
         truncate_prompt((1, 2, 3), keep, room=8)

@@ -56,7 +56,7 @@ def test_a_dangling_link_beside_the_table_is_an_error(tmp_path: Path) -> None:
 def test_a_file_others_can_reach_is_refused_with_its_mode(tmp_path: Path, mode: int) -> None:
     path = write(tmp_path / "s", mode=mode)
 
-    with pytest.raises(ConfigError, match=f"has mode {mode:04o}, others must not reach it: chmod 600"):
+    with pytest.raises(ConfigError, match=f"has mode {mode:04o}, but others must have no access: chmod 600"):
         read_secret(path)
 
 

@@ -35,7 +35,7 @@ def test_a_schema_in_text_stays_unchanged() -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ([], "json is a list, must be a JSON schema as text, a dict or a pydantic class"),
+        ([], "json is a list, but must be a JSON schema as text, a dict or a pydantic class"),
         (int, "json is a type"),
         (None, "json is a NoneType"),
         ({"a": object()}, "json cannot be written as JSON: Object of type object"),

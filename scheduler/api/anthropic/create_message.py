@@ -72,7 +72,7 @@ def _thinking_budget(context: AppContext, body: MessagesBody) -> int | None:
     budget = thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
     if budget is not None and budget >= body.max_tokens:
         raise InvalidRequest(
-            f"thinking.budget_tokens is {budget}, must be less than max_tokens, {body.max_tokens}",
+            f"thinking.budget_tokens is {budget}, but must be less than max_tokens, {body.max_tokens}",
             "thinking.budget_tokens",
         )
     return budget if can_limit_thinking(context) else None

@@ -54,7 +54,7 @@ def read_conversation(items: Sequence[Item], instructions: str | None, *, num_ea
                 raise InvalidRequest(f"{path}: references to items are not supported: send the item itself", path)
             case kind:
                 raise InvalidRequest(
-                    f"{path}.type is {str(kind)[:40]!r}, must be message, function_call, function_call_output or "
+                    f"{path}.type is {str(kind)[:40]!r}, but must be message, function_call, function_call_output or "
                     "reasoning",
                     f"{path}.type",
                 )

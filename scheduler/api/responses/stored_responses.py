@@ -74,7 +74,7 @@ async def list_input_items(context: AppContext, request: Request) -> Response:
     limit = _number(request, "limit", 1, MAX_PAGE)
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order is {order!r:.80}, must be asc or desc", "order")
+        raise InvalidRequest(f"order is {order!r:.80}, but must be asc or desc", "order")
     stored = await _find(context, request)
     after = request.query_params.get("after")
     return json_response(page_of(orjson.loads(stored.items), limit=limit or 20, order=order, after=after))
@@ -130,7 +130,7 @@ def _json(body: bytes | dict[str, Any]) -> Response:
 def _flag(request: Request, name: str) -> bool:
     given = request.query_params.get(name, "false").lower()
     if given not in (*_TRUE, *_FALSE):
-        raise InvalidRequest(f"{name} is {given!r:.80}, must be true or false", name)
+        raise InvalidRequest(f"{name} is {given!r:.80}, but must be true or false", name)
     return given in _TRUE
 
 
@@ -143,5 +143,5 @@ def _number(request: Request, name: str, minimum: int, maximum: int) -> int | No
     except ValueError:
         number = minimum - 1
     if not minimum <= number <= maximum:
-        raise InvalidRequest(f"{name} is {given!r:.80}, must be a number from {minimum} to {maximum}", name)
+        raise InvalidRequest(f"{name} is {given!r:.80}, but must be a number from {minimum} to {maximum}", name)
     return number

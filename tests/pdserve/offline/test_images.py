@@ -51,7 +51,7 @@ def test_an_orientation_in_the_images_file_is_not_applied_again() -> None:
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        ({"image": 1}, TypeError, "prompt 3: multi_modal_data.image 0 is int, must be a PIL image"),
+        ({"image": 1}, TypeError, "prompt 3: multi_modal_data.image 0 is int, but must be a PIL image"),
         ({"image": [PICTURES[0], "a"]}, TypeError, "multi_modal_data.image 1 is str"),
         ({"video": 1}, ValueError, "prompt 3: multi_modal_data has video: only image is served"),
         ([], TypeError, "multi_modal_data is list"),

@@ -191,7 +191,7 @@ def test_engine_keywords_have_no_effect_on_a_running_cluster() -> None:
     [
         ({"cluster": "http://x", "prefill": 1}, "pass either cluster or these two"),
         ({"api_key": "k"}, "api_key is for a cluster"),
-        ({"max_in_flight": 0}, "max_in_flight is 0, must be 1 or more"),
+        ({"max_in_flight": 0}, "max_in_flight is 0, but must be 1 or more"),
     ],
 )  # fmt: skip
 def test_arguments_that_exclude_each_other_are_refused(arguments: dict[str, Any], words: str) -> None:

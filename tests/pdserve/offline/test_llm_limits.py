@@ -57,14 +57,14 @@ def test_changed_parameters_are_checked_before_any_work(local: LLM) -> None:
     params.top_p = 2.0
     with pytest.raises(ValueError, match=r"top_p is 2\.0"):
         local.generate(["a", "b"], [SamplingParams(), params])
-    with pytest.raises(TypeError, match="sampling_params holds a value of type dict, must be SamplingParams"):
+    with pytest.raises(TypeError, match="sampling_params holds a value of type dict, but must be SamplingParams"):
         local.generate("a", {"top_p": 0.5})  # type: ignore[arg-type]
 
 
 def test_a_refusal_of_the_server_names_the_prompt(local: LLM) -> None:
     with pytest.raises(ValueError, match=r"prompt 1: prompt: token id 320 is out of vocabulary: ids are 0\.\.319"):
         local.generate([[5], [320]])
-    with pytest.raises(ValueError, match=r"prompt 0: logprobs is 21, must be in \[0, 20\]"):
+    with pytest.raises(ValueError, match=r"prompt 0: logprobs is 21, but must be in \[0, 20\]"):
         local.generate("a", SamplingParams(logprobs=21))
 
 

@@ -37,8 +37,8 @@ def error_of(wrong: Callable[[], object]) -> BaseException:
         (lambda: LLM(cluster="http://127.0.0.1:1", prefill=1), "pass either cluster or these two"),
         (lambda: LLM(cluster="127.0.0.1:9000"), "does not begin with http://"),
         (lambda: LLM(max_in_flight=0), "max_in_flight is 0"),
-        (lambda: LLM(enforce_eager="maybe"), "enforce_eager is 'maybe', must be True or False"),
-        (lambda: LLM(enable_prefix_caching=1), "enable_prefix_caching is 1, must be True or False"),
+        (lambda: LLM(enforce_eager="maybe"), "enforce_eager is 'maybe', but must be True or False"),
+        (lambda: LLM(enable_prefix_caching=1), "enable_prefix_caching is 1, but must be True or False"),
         (lambda: LLM("/no/such/model", kv_cache_memory="lots"), "kv_cache_memory: 'lots' is not a size"),
     ],
 )
@@ -74,7 +74,7 @@ def test_startup_refusals_of_the_engine_name_keywords(model: Path) -> None:
 def test_parameters_of_another_class_are_refused_by_their_type(local: LLM) -> None:
     error = error_of(lambda: local.beam_search("hello", SamplingParams()))  # type: ignore[arg-type]
 
-    assert str(error) == "params holds a value of type SamplingParams, must be BeamSearchParams"
+    assert str(error) == "params holds a value of type SamplingParams, but must be BeamSearchParams"
 
 
 def test_a_vector_shows_its_length(local: LLM) -> None:
