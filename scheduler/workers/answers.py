@@ -127,15 +127,14 @@ def cached_tokens(answer: dict[str, Any]) -> int:
     return int(details.get("cached_tokens") or 0)
 
 
-def prompt_logprobs(answer: dict[str, Any], prompt: PromptState) -> PromptLogprobs | None:
-    """Return the log probabilities of the prompt's tokens from a prefill's answer, None if it has none."""
+def prompt_logprobs(answer: dict[str, Any], prompt: PromptState) -> PromptLogprobs:
+    """Return the log probabilities of the prompt's tokens from an answer that has them. Raises InternalError."""
     holder, ids = answer["choices"][0], prompt.token_ids
     if prompt.chat is not None:
         holder, ids = answer, answer.get("prompt_token_ids") or ()
-    found = holder.get("prompt_logprobs")
-    if found is None:
-        return None
-    wanted = prompt.params.prompt_logprobs or 0
+    found, wanted = holder.get("prompt_logprobs") or (), prompt.params.prompt_logprobs or 0
+    if len(found) != len(ids):
+        raise InternalError(f"its answer has {len(found)} log probabilities for the {len(ids)} tokens of the prompt")
     tokens = [_scored(one, token_id, wanted) for one, token_id in zip(found, ids, strict=True)]
     return PromptLogprobs(prompt.prompt_id, 0, tuple(tokens))
 

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from scheduler.workers.answers import cached_tokens, prompt_logprobs
 from scheduler.workers.http import WorkerHttp
+from scheduler.workers.http_connection import Body
 from scheduler.workers.legs import LEASE_S, WorkerRequest, headers_of, new_request_id, requests_of
 from scheduler.workers.progress import Progress
-from scheduler.workers.request_body import check_prompt, path_of, prefill_body, unfinished
+from scheduler.workers.request_body import check_prompt, path_of, prefill_body, score_body, unfinished
 from scheduler.workers.transfers import Transfer
 from wire.errors import HandoffFailed, NoCapacity
 from wire.messages import Event, HandedOff, PrefillBegun, PrefillHeld, Step
@@ -48,8 +49,8 @@ class PrefillLegs:
     async def hold(self, prompt: PromptState) -> None:
         """Compute the prompt; if decode can get its request meanwhile, first emit what decode needs.
 
-        It cannot if log probabilities of the prompt are requested: prefill's answer has them, and they precede any
-        token. Nor with several sequences: while one streams, nothing would show that another's KV never arrives.
+        It cannot if log probabilities of the prompt are requested: they precede any token. Nor with several sequences:
+        while one streams, nothing would show that another's KV never arrives.
         """
         check_prompt(prompt)
         if (abandoned := sum(self._uncancelled.values())) > self._max_abandoned_tokens:  # placement's limit too
@@ -85,10 +86,13 @@ class PrefillLegs:
         _, times, _ = await self._prefill(prompt, requests_of(ticket))
         self._emit(HandedOff(prompt.prompt_id, times))
 
-    async def score(self, prompt: PromptState) -> None:
-        """Compute the prompt for its log probabilities alone."""
-        answer = await self._post(prompt, 0, WorkerRequest(new_request_id()), len(prompt.token_ids))
-        self._emit_scores(answer, prompt)
+    async def score(self, prompt: PromptState) -> dict[str, Any] | None:
+        """Compute the prompt for its log probabilities alone; None if they are not requested, or known."""
+        if prompt.params.prompt_logprobs is None or prompt.outputs:
+            return None
+        answer = await self._post(prompt, score_body(self._model, prompt), new_request_id(), len(prompt.token_ids))
+        self._emit(Step((), None, prompt_logprobs=(prompt_logprobs(answer, prompt),)))
+        return answer
 
     async def _to_its_end(self, work: Coroutine[Any, Any, _T], num_tokens: int) -> _T:
         """Finish the work even if the prompt is cancelled; only the end of the session cancels it.
@@ -115,13 +119,13 @@ class PrefillLegs:
         """
         clock = asyncio.get_running_loop().time
         began = clock()
+        scored = await self.score(prompt)
         first, *others = zip(unfinished(prompt), requests, strict=True)
-        answers = [await self._post(prompt, *first, len(prompt.token_ids))]
+        answers = [await self._post_leg(prompt, *first, len(prompt.token_ids))]
         answered_at = clock()
-        self._emit_scores(answers[0], prompt)
         if others:
             answers += await self._post_all(prompt, others, lease_s)
-        times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(answers[0]))
+        times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(scored or answers[0]))
         return answers, times, answered_at
 
     async def _post_all(
@@ -130,24 +134,19 @@ class PrefillLegs:
         """Compute the other sequences of a prompt that the worker has cached."""
         try:
             async with asyncio.timeout(lease_s), asyncio.TaskGroup() as tasks:
-                posted = [tasks.create_task(self._post(prompt, *one, 0)) for one in others]
+                posted = [tasks.create_task(self._post_leg(prompt, *one, 0)) for one in others]
         except TimeoutError:
             raise HandoffFailed("it did not compute all sequences while it held the first one's KV") from None
         return [one.result() for one in posted]
 
-    async def _post(
+    async def _post_leg(
         self, prompt: PromptState, sequence: int, request: WorkerRequest, num_tokens: int
     ) -> dict[str, Any]:  # fmt: skip
-        body, headers = (
-            prefill_body(self._model, prompt, sequence, request.params),
-            headers_of(prompt, request.request_id),
-        )
+        body = prefill_body(self._model, prompt, sequence, request.params)
+        return await self._post(prompt, body, request.request_id, num_tokens)
+
+    async def _post(self, prompt: PromptState, body: Body, request_id: str, num_tokens: int) -> dict[str, Any]:
         with self._progress.leg(num_tokens, has_images=prompt.chat is not None) as leg:
-            answer = await self._http.post_json(path_of(prompt), body, headers)
+            answer = await self._http.post_json(path_of(prompt), body, headers_of(prompt, request_id))
             leg.heard(cached_tokens(answer))
             return answer
-
-    def _emit_scores(self, answer: dict[str, Any], prompt: PromptState) -> None:
-        scored = prompt_logprobs(answer, prompt)
-        if scored is not None:
-            self._emit(Step((), None, prompt_logprobs=(scored,)))

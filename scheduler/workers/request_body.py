@@ -16,6 +16,7 @@ from wire.types import PromptState, SamplingParams, StructuredOutput
 _COMPLETIONS, _CHATS = "/v1/completions", "/v1/chat/completions"
 _MAX_SEED = 2**63 - 1
 _MAX_BEST = 20  # --max-logprobs of a worker by default
+_ONE_TOKEN = {"max_tokens": 1, "min_tokens": 1}
 _ALWAYS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "stop_token_ids",
@@ -53,20 +54,25 @@ def path_of(prompt: PromptState) -> str:
     return _COMPLETIONS if prompt.chat is None else _CHATS
 
 
-def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> Body:
+def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any) -> Body:
     """Return the body that computes the prompt of a sequence, its output so far included.
 
     The request finishes by length: vllm-ascend holds no KV of a request that finished otherwise (mooncake_connector,
     request_finished).
     """
-    params = prompt.params
-    body = _body(model, prompt, continued_ids(prompt, sequence)) | {"max_tokens": 1, "min_tokens": 1}
-    if kv_transfer_params is not None:
-        body["kv_transfer_params"] = kv_transfer_params
-    if params.prompt_logprobs is not None and not prompt.outputs:
-        body["prompt_logprobs"] = params.prompt_logprobs
-        body |= {} if prompt.chat is None else {"return_token_ids": True}
-    return _packed(prompt, body)
+    body = _body(model, prompt, continued_ids(prompt, sequence)) | _ONE_TOKEN
+    return _packed(prompt, body | {"kv_transfer_params": kv_transfer_params})
+
+
+def score_body(model: str, prompt: PromptState) -> Body:
+    """Return the body of a request for the log probabilities of the prompt.
+
+    It is no leg of a hand-off: where the model keeps a state (Mamba), a connector drops the prompt's last token unless
+    log probabilities are requested, which vLLM 0.33 assumes of both legs (nixl/base_scheduler.py,
+    _truncate_request_for_prefill); earlier versions always drop it, and with it its log probability.
+    """
+    body = _body(model, prompt, prompt.token_ids) | _ONE_TOKEN | {"prompt_logprobs": prompt.params.prompt_logprobs}
+    return _packed(prompt, body if prompt.chat is None else body | {"return_token_ids": True})
 
 
 def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_params: Any = None) -> Body:

@@ -180,8 +180,7 @@ class WorkerSession:
     async def _generate_here(self, prompt: PromptState) -> None:
         """Generate without a hand-off; a stream has no log probabilities of the prompt, so these come first."""
         check_prompt(prompt)
-        if prompt.params.prompt_logprobs is not None and not prompt.outputs:
-            await self._prefill_legs.score(prompt)
+        await self._prefill_legs.score(prompt)
         await self._generate(prompt, [WorkerRequest(new_request_id()) for _ in unfinished(prompt)])
 
     async def _ask_and_generate(self, prompt: PromptState) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 from engine.finish import finish_at
 from testing.vllm_worker.answer_body import FakeChoice
 from testing.vllm_worker.continuation import FakeContinuation, KvEntry
+from testing.vllm_worker.hybrid import num_prefilled, num_recomputed
 from testing.vllm_worker.layerwise import SUFFIX, receive_kv, send_kv
 from testing.vllm_worker.push import LoadFailed, is_registered, offer_kv, wait_for_kv
 from testing.vllm_worker.rank import WorkerRank
@@ -37,6 +38,8 @@ class FakeGeneration:
         params, fake = self.body.params, self.settings.fake
         if self.body.marks:  # vLLM's front end decodes them: its engine does not know the request yet
             await self.rank.pause(self.settings.image_seconds)
+        if self.body.leg == "prefill" and self.settings.connector != "none":
+            self.prompt = self.prompt[: num_prefilled(self.settings, self.body, len(self.prompt))]
         room = len(self.prompt) + params.max_tokens * params.n
         is_remote = self.body.leg == "decode" and self.settings.connector == "nixl"
         remote = RemoteBlocks(self.session, self.body.transfer, self.rank.peers) if is_remote else None
@@ -68,27 +71,33 @@ class FakeGeneration:
         settings, transfer = self.settings, self.body.transfer
         url = transfer.get("metaserver")
         if remote is not None:
-            return await self._read(remote)
+            return self._with_recomputed(await self._read(remote))
         if url is not None and settings.connector == "ascend-layerwise":
             kv = await receive_kv(settings, self.rank, self.session, url, self.request_id, block_ids)
         elif self.body.leg == "decode" and is_registered(settings, transfer):
             kv = await wait_for_kv(settings, self.rank, self.session, transfer, self.request_id, block_ids)
         else:
             kv = await self._compute()
-            if self.body.leg == "prefill":
-                self.cached_tokens = self.rank.note_prompt(self.prompt, f"{self.body.cache_salt} {self.body.marks}")
+            if self.body.leg != "decode":
+                cached = self.rank.note_prompt(self.prompt, f"{self.body.cache_salt} {self.body.marks}")
+                self.cached_tokens = 0 if self.body.params.prompt_logprobs is not None else cached
             return kv
-        self.cached_tokens = len(self.prompt)
-        return kv
+        self.cached_tokens = len(self.prompt) - num_recomputed(settings, len(self.prompt))
+        return self._with_recomputed(kv)
+
+    def _with_recomputed(self, kv: list[KvEntry]) -> list[KvEntry]:
+        count = num_recomputed(self.settings, len(self.prompt))
+        return [*kv, *((token_id, self.settings.fake.salt) for token_id in self.prompt[len(self.prompt) - count :])]
 
     async def _read(self, remote: RemoteBlocks) -> list[KvEntry]:
         try:
-            kv = await remote.read(len(self.prompt))
+            kv = await remote.read(None if self.settings.is_hybrid else len(self.prompt))
         except LoadFailed:
             self.rank.counts.failed_transfers += 1
             raise
-        self.rank.counts.transferred_tokens += len(self.prompt)
-        self.cached_tokens = self.body.transfer.get("remote_prefill_cached_tokens", len(self.prompt))
+        fetched = len(self.prompt) - num_recomputed(self.settings, len(self.prompt))
+        self.rank.counts.transferred_tokens += fetched
+        self.cached_tokens = self.body.transfer.get("remote_prefill_cached_tokens", fetched)
         return kv
 
     async def _compute(self) -> list[KvEntry]:

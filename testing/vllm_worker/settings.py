@@ -22,7 +22,7 @@ class WorkerSettings:
     `block_offset` further than those that it holds. A chunk of a stream carries `tokens_per_chunk`. With
     ascend-layerwise the decode leg is sent first (layerwise.py), and names `side_channel_host`, else `host`; with
     nixl-push and mooncake both legs are sent at once (push.py), mooncake's engines found at `bootstrap_port`.
-    The images of a chat take `image_seconds`, in each leg.
+    The images of a chat take `image_seconds`, in each leg. With `is_hybrid` the model keeps a state (hybrid.py).
     """
 
     fake: FakeConfig = _FAKE
@@ -42,6 +42,7 @@ class WorkerSettings:
     tokens_per_chunk: int = 1
     side_channel_host: str | None = None
     bootstrap_port: int = 0
+    is_hybrid: bool = False
 
 
 def settings_from(text: str) -> WorkerSettings:

@@ -47,9 +47,11 @@ class RemoteBlocks:
     def __init__(self, session: aiohttp.ClientSession, reference: dict[str, Any], peers: dict[str, str]) -> None:
         self._session, self._reference, self._peers = session, reference, peers
 
-    async def read(self, num_tokens: int) -> list[KvEntry]:
-        """Read the KV of `num_tokens` tokens, even of reused blocks, and free the blocks."""
+    async def read(self, num_tokens: int | None) -> list[KvEntry]:
+        """Read the KV of `num_tokens` tokens (None: all), even of reused blocks, and free the blocks."""
         kv = [(int(token_id), int(salt)) for token_id, salt in await self._post("read")]
+        if num_tokens is None:
+            return kv
         return [*kv, *[(0, 0)] * (num_tokens - len(kv))][:num_tokens]
 
     async def end(self) -> None:

@@ -123,15 +123,6 @@ async def test_a_second_sequence_whose_prefill_fails_is_done_again(
         assert (answer.tokens, answer.done[0].tries) == (right, 2)
 
 
-@pytest.mark.parametrize("connector", CONNECTORS)
-@pytest.mark.anyio
-async def test_log_probabilities_of_the_prompt_come_first(connector: Connector) -> None:
-    async with WorkerCluster("PD", _of(connector)).serving() as cluster:
-        answer = await cluster.answer(_greedy(prompt_logprobs=1))
-        assert answer.tokens == {(0, 0): _right()}
-        assert [one is None for one in answer.scored[0]] == [True] + [False] * (len(PROMPT) - 1)
-
-
 @pytest.mark.parametrize(("leg", "point", "action"), LEG_FAULTS)
 @pytest.mark.parametrize("connector", CONNECTORS)
 @pytest.mark.combinations(1)

@@ -43,7 +43,7 @@ def _right() -> list[int]:
 @pytest.mark.anyio
 async def test_decode_is_asked_first_and_prefill_sends_what_it_wants() -> None:
     async with WorkerCluster("PD", _layerwise()).serving() as cluster:
-        answer = await cluster.answer(_greedy(prompt_logprobs=1))
+        answer = await cluster.answer(_greedy())
         assert answer.tokens == {(0, 0): _right()}
         assert answer.done[0].path == "decode_first"
         (prefill,), (decode,) = (worker.received for worker in cluster.workers)

@@ -61,11 +61,15 @@ async def served(
 
 @dataclass(frozen=True)
 class Field:
-    """One field: the request, its legs of each role, and of their bodies what is checked."""
+    """One field: the request, its legs of each role, and of their bodies what is checked.
+
+    `scored` is the request for log probabilities of the prompt, before the legs.
+    """
 
     body: Mapping[str, Any]
     prefill: Mapping[str, Any] = field(default_factory=dict)
     decode: Mapping[str, Any] = field(default_factory=dict)
+    scored: Mapping[str, Any] | None = None
     num_legs: int = 1
     path: str = COMPLETIONS
     num_choices: int = 1
@@ -77,11 +81,14 @@ FIELDS = {
     "best_of": Field({"best_of": 3, **SAMPLED}, {"best_of": ABSENT}, {"best_of": ABSENT, "logprobs": 0}, num_legs=3),
     "echo": Field({"echo": True}, {"echo": ABSENT, "prompt_logprobs": ABSENT}, {"echo": ABSENT}, text=TEXT),
     "echo with log probabilities": Field(
-        {"echo": True, "logprobs": 2}, {"echo": ABSENT, "prompt_logprobs": 2}, {"echo": ABSENT, "logprobs": 2},
-        text=TEXT,
+        {"echo": True, "logprobs": 2}, {"prompt_logprobs": ABSENT}, {"echo": ABSENT, "logprobs": 2},
+        {"echo": ABSENT, "prompt_logprobs": 2, "kv_transfer_params": ABSENT}, text=TEXT,
     ),
     "logprobs": Field({"logprobs": 2}, {"logprobs": ABSENT}, {"logprobs": 2}),
-    "prompt_logprobs": Field({"prompt_logprobs": 1}, {"prompt_logprobs": 1}, {"prompt_logprobs": ABSENT}),
+    "prompt_logprobs": Field(
+        {"prompt_logprobs": 1}, {"prompt_logprobs": ABSENT}, {"prompt_logprobs": ABSENT},
+        {"prompt_logprobs": 1, "kv_transfer_params": ABSENT},
+    ),
     "a grammar": Field(
         {"structured_outputs": {"choice": ["fox", "dog"]}}, {"structured_outputs": ABSENT},
         {"structured_outputs": {"choice": ["fox", "dog"]}},
@@ -116,8 +123,8 @@ FIELDS = {
         path=CHAT,
     ),
     "an image, prompt_logprobs": Field(
-        PICTURED | {"prompt_logprobs": 1}, {"prompt_logprobs": 1, "return_token_ids": True},
-        {"prompt_logprobs": ABSENT}, path=CHAT,
+        PICTURED | {"prompt_logprobs": 1}, {"prompt_logprobs": ABSENT}, {"prompt_logprobs": ABSENT},
+        {"prompt_logprobs": 1, "return_token_ids": True, "kv_transfer_params": ABSENT}, path=CHAT,
     ),
     "an image, tools": Field(
         PICTURED | {"tools": [TOOL], "tool_choice": "required"},
@@ -154,6 +161,8 @@ async def test_each_field_reaches_the_legs_that_need_it(row: Field, model_folder
                 assert [one["logprob"]] == [best["logprob"] for best in one["top_logprobs"]][:1], "greedy"
                 assert len(one["top_logprobs"]) == 2
         assert answer["usage"]["completion_tokens"] == 8 * row.num_legs
+        if row.scored is not None:
+            assert _has(legs[0].pop(0).body, row.scored)
         for found, expected in zip(legs, (row.prefill, row.decode), strict=True):
             assert len({leg_id(one) for one in found}) == len(found) == row.num_legs
             assert [one for one in found if not _has(one.body, expected)] == []
