@@ -19,6 +19,8 @@ from wire.messages import Failed, Refused
 
 _log = EventLogger("paths")
 
+_STEPPED_S = 5.0
+
 _MESSAGES: dict[type[PdserveError], str] = {
     HandoffFailed: "the KV transfer from the prefill to the decode instance failed",
     OutputDiffers: "generated again, the output differs from what was sent before",
@@ -31,6 +33,18 @@ _MESSAGES: dict[type[PdserveError], str] = {
 
 The text about a hand-off between workers of other engines is this process's own, without addresses.
 """
+
+
+def full_or(decode: Instance, error: PdserveError) -> PdserveError:
+    """Return NoCapacity if a decode worker of another engine was late because it is full, else `error`.
+
+    Such a worker queues what it has no slot or no blocks for, and generates for others meanwhile.
+    """
+    load = decode.load
+    if decode.description.worker is None or not (load.running and load.waiting and decode.stepped_within(_STEPPED_S)):
+        return error
+    decode.in_flight.refused()
+    return NoCapacity(f"{error}: it runs {load.running} sequences, and {load.waiting} wait")
 
 
 def to_error(failure: Refused | Failed | SessionLost, instance: Instance, prompt: PromptRun) -> PdserveError:

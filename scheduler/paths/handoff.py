@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from processes.failpoints import failpoint
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
-from scheduler.paths.failures import to_error
+from scheduler.paths.failures import full_or, to_error
 from scheduler.prompt_on_instance import PromptOnInstance, SessionLost
 from scheduler.prompt_run import PromptRun
 from scheduler.starvation import extended_timeout
@@ -86,7 +86,8 @@ class HandoffPath:
                             case None:
                                 return None
         except TimeoutError:
-            raise InstanceLost(f"{self._decode} did not answer a reservation within {limit_s:g} s") from None
+            late = InstanceLost(f"{self._decode} did not answer a reservation within {limit_s:g} s")
+            raise full_or(self._decode, late) from None
 
     @contextmanager
     def _unassign_while_compiling(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from scheduler.instances import Instance
-from scheduler.paths.failures import to_error
+from scheduler.paths.failures import full_or, to_error
 from scheduler.prompt_on_instance import PromptOnInstance, SessionLost
 from scheduler.prompt_run import PromptRun
 from wire.errors import HandoffFailed
@@ -83,7 +83,8 @@ class PrefillFirstPath:
             return
         prompt.enter(f"handing off from {self._prefill} to {self._decode}")
         too_late = HandoffFailed(f"{self._decode} got no KV from {self._prefill}")
-        self._until_sent.callback(asyncio.get_running_loop().call_later(lease_s, prompt.fail, too_late).cancel)
+        give_up = lambda: prompt.fail(full_or(self._decode, too_late))  # noqa: E731
+        self._until_sent.callback(asyncio.get_running_loop().call_later(lease_s, give_up).cancel)
 
     def _on_first_token(self, on_prefill: PromptOnInstance, found: PrefillHeld | PrefillBegun) -> None:
         """Record D's first token: D has the KV of that sequence, and P has released it."""

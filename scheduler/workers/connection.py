@@ -23,13 +23,12 @@ from scheduler.workers.connectors import (
 )
 from scheduler.workers.engine_ids import EngineIds
 from scheduler.workers.http import WorkerHttp
-from scheduler.workers.load import KvCache, engine_labels, kv_cache, read_load, started_at
+from scheduler.workers.load import KvCache, WorkerLoad, engine_labels, kv_cache, read_load, started_at
 from scheduler.workers.served_model import read_cards
 from scheduler.workers.session import WorkerSession
 from scheduler.workers.transfers import HeldKv, MooncakeKv, PushedKv, Transfer
 from wire.description import ForeignWorker, InstanceDescription, ModelIdentity
 from wire.errors import ConfigError, Incompatible, InstanceLost
-from wire.load import LoadSnapshot
 from wire.messages import OpenSession
 from wire.types import PROTOCOL_VERSION, KvEndpoint, Role
 
@@ -130,7 +129,7 @@ class WorkerConnection:
     async def open(self, hello: OpenSession, timeout_s: float) -> WorkerSession:
         """Open a session with the worker that was described."""
         assert self._description is not None, "described first"
-        load = await self._read_load(timeout_s)
+        load = (await self._read_load(timeout_s)).snapshot
         headers = {_RANK: str(self._rank)} if len(self._engines) > 1 else {}
         http = WorkerHttp(self._url, api_key=self._api_key, headers=headers)
         session = WorkerSession(
@@ -158,7 +157,7 @@ class WorkerConnection:
         """The label of this rank's engine in the worker's metrics; empty if they have none."""
         return self._engines[self._rank] if self._engines else b""
 
-    async def _read_load(self, timeout_s: float) -> LoadSnapshot:
+    async def _read_load(self, timeout_s: float) -> WorkerLoad:
         metrics = await self._control.get("/metrics", timeout_s)
         if self._engines != engine_labels(metrics) or self._started_at != started_at(metrics):
             raise InstanceLost(f"{self._url} is another process: its start time or data-parallel ranks have changed")

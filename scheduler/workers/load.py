@@ -8,9 +8,10 @@ from wire.load import LoadSnapshot
 _WANTED = (
     b"num_requests_running", b"num_requests_waiting", b"kv_cache_usage_perc", b"gpu_cache_usage_perc",
     b"generation_tokens_total", b"prompt_tokens_total", b"prefix_cache_queries_total", b"prefix_cache_hits_total",
-    b"num_preemptions_total",
+    b"num_preemptions_total", b"num_requests_kv_fetch_by_stage",
 )  # fmt: skip
 _LINE = re.compile(rb"^vllm:(" + b"|".join(_WANTED) + rb")(\{[^}\n]*\})? (\S+)", re.MULTILINE)
+_STAGES, _IN_PROGRESS = b"num_requests_kv_fetch_by_stage", b'stage="in_progress"'
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
 _ENGINES = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\b(engine="\d+")', re.MULTILINE)
 _STARTED = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
@@ -23,6 +24,17 @@ class KvCache:
 
     num_blocks: int = 0
     block_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """A worker's load. `num_fetching` of its waiting requests have blocks, and wait for KV; None if not reported.
+
+    vLLM 0.33 reports that of decode workers, 0.26 does not.
+    """
+
+    snapshot: LoadSnapshot
+    num_fetching: int | None = None
 
 
 def engine_labels(metrics: bytes) -> list[bytes]:
@@ -48,18 +60,20 @@ def started_at(metrics: bytes) -> bytes:
     return b"" if found is None else found[1]
 
 
-def read_load(metrics: bytes, cache: KvCache, engine: bytes = b"") -> LoadSnapshot:
+def read_load(metrics: bytes, cache: KvCache, engine: bytes = b"") -> WorkerLoad:
     """Return the load of the engine with this label, or the sum of all without one; `steps` counts tokens."""
     sums: dict[bytes, float] = {}
-    engines = 0
+    engines, fetching = 0, None
     for name, labels, value in _LINE.findall(metrics):
         if engine not in labels or value == b"NaN":
             continue
+        if name == _STAGES:
+            fetching = (fetching or 0) + (_IN_PROGRESS in labels) * int(float(value))
         sums[name] = sums.get(name, 0.0) + float(value)
         engines += name == b"num_requests_running"
     usage = sums.get(b"kv_cache_usage_perc", sums.get(b"gpu_cache_usage_perc", 0.0)) / max(1, engines)
     generated, prompts = sums.get(b"generation_tokens_total", 0.0), sums.get(b"prompt_tokens_total", 0.0)
-    return LoadSnapshot(
+    snapshot = LoadSnapshot(
         blocks_total=cache.num_blocks,
         blocks_used=round(usage * cache.num_blocks),
         running=int(sums.get(b"num_requests_running", 0)),
@@ -70,6 +84,7 @@ def read_load(metrics: bytes, cache: KvCache, engine: bytes = b"") -> LoadSnapsh
         steps=int(generated + prompts),
         tokens_computed=int(generated + prompts),
     )
+    return WorkerLoad(snapshot, fetching)
 
 
 def _number(value: bytes | None) -> int:

@@ -23,18 +23,21 @@ class Leg(AbstractContextManager["Leg"]):
 
     One that `receives` waits for another worker's prefill until its first answer; with `has_images` these are encoded
     before it. That answer must come before `until`, by the clock: later, decode may have read blocks that hold another
-    prompt's KV. Runs as a block in one task, which raises the reason once the request was ended.
+    prompt's KV. Until `reserved` is set, if given, the worker has not allocated blocks. Runs as a block in one task,
+    which raises the reason once the request was ended.
     """
 
     def __init__(
         self, running: "set[Leg]", rates: deque[float], clock: Callable[[], float], num_tokens: int, *, receives: bool,
-        has_images: bool = False, until: float | None = None,
+        has_images: bool = False, until: float | None = None, reserved: asyncio.Event | None = None,
     ) -> None:  # fmt: skip
         self.num_tokens = num_tokens
         self.receives = receives
         self.has_images = has_images
         self.until = until
+        self.num_looks = 0
         self.silent_s = 0.0
+        self._reserved = reserved
         self._running = running
         self._rates = rates
         self._clock = clock
@@ -60,6 +63,11 @@ class Leg(AbstractContextManager["Leg"]):
             seconds = self._clock() - self._began
             self._rates.append((self.num_tokens - num_cached) / max(1e-3, seconds))
         self.silent_s, self.num_tokens, self.receives, self.has_images, self.until = 0.0, 0, False, False, None
+
+    @property
+    def fetches(self) -> bool:
+        """Whether it waits for its KV, with blocks: a worker that is not full allocates them before the second look."""
+        return self.receives and (self.num_looks < 2 or self._reserved is None or self._reserved.is_set())
 
     def end(self) -> None:
         """End the request, which has been silent for too long. Idempotent."""
@@ -97,27 +105,36 @@ class Progress:
         self.steps = -1
         self.prompts_recomputed = 0
         self._looked_at = self._moved_at = clock()
+        self._full_at = 0  # sequences that ran when the worker last queued others, 0 once fewer run
         self._legs: set[Leg] = set()
         self._rates: deque[float] = deque(maxlen=32)
 
     def leg(
-        self, num_tokens: int, *, receives: bool = False, has_images: bool = False, until: float | None = None
-    ) -> Leg:
+        self, num_tokens: int, *, receives: bool = False, has_images: bool = False, until: float | None = None,
+        reserved: asyncio.Event | None = None,
+    ) -> Leg:  # fmt: skip
         """Return one request to watch. Raises the reason why it was ended: silence, or KV no longer held."""
         return Leg(
-            self._legs, self._rates, self._clock, num_tokens, receives=receives, has_images=has_images, until=until
-        )
+            self._legs, self._rates, self._clock, num_tokens, receives=receives, has_images=has_images, until=until,
+            reserved=reserved,
+        )  # fmt: skip
 
-    def judged(self, load: LoadSnapshot) -> LoadSnapshot:
+    def judged(self, load: LoadSnapshot, num_fetching: int | None = None) -> LoadSnapshot:
         """Return the load with the worker's progress as observed here; end the requests that it has lost.
 
-        Silence means nothing while requests wait in the worker's queue or for another worker's prefill. The latter do
-        not count as waiting here, although vLLM counts them: they do not show that blocks are short.
+        Silence means nothing while requests wait in the worker's queue or for another worker's prefill. Those that have
+        blocks and wait for their KV (`num_fetching`, if the worker reports that) do not count as waiting here, although
+        vLLM counts them: they do not show that slots or blocks are short.
         """
         now = self._clock()
         elapsed_s, self._looked_at = min(now - self._looked_at, _MAX_STEP_S), now
         receiving = sum(leg.receives for leg in self._legs)
-        waiting = max(0, load.waiting - receiving)
+        for leg in self._legs:
+            leg.num_looks += 1
+        fetching = sum(leg.fetches for leg in self._legs) if num_fetching is None else num_fetching
+        waiting = max(0, load.waiting - fetching)
+        if waiting or load.running < self._full_at:
+            self._full_at = load.running if waiting else 0
         if load.steps != self.steps or load.running + load.waiting <= receiving:
             self.steps, self._moved_at = load.steps, now
         uncomputed = sum(leg.num_tokens for leg in self._legs)
@@ -134,7 +151,7 @@ class Progress:
         only_images = unanswered and all(leg.has_images for leg in unanswered)
         return dataclasses.replace(
             load,
-            waiting=waiting,
+            waiting=max(waiting, bool(self._full_at)),  # what it queued may be in the scheduler's queue again
             uncomputed_tokens=uncomputed,
             progress_age_s=now - self._moved_at,
             prompts_recomputed=self.prompts_recomputed,

@@ -29,6 +29,7 @@ from scheduler.workers.legs import (
     new_request_id,
     ticket_of,
 )
+from scheduler.workers.load import WorkerLoad
 from scheduler.workers.prefill_legs import PrefillLegs
 from scheduler.workers.progress import Progress
 from scheduler.workers.request_body import check_prompt, continued_ids, generate_body, path_of, unfinished
@@ -81,7 +82,7 @@ class WorkerSession:
 
     def __init__(
         self, description: InstanceDescription, model: str, http: WorkerHttp,
-        read_load: Callable[[float], Awaitable[LoadSnapshot]], load: LoadSnapshot, expect: "Expect | None" = None,
+        read_load: Callable[[float], Awaitable[WorkerLoad]], load: LoadSnapshot, expect: "Expect | None" = None,
         transfer: Transfer | None = None, engine_ids: EngineIds | None = None, address: str = "",
     ) -> None:  # fmt: skip
         """`http` is closed with the session; `read_load` takes a timeout in seconds, and raises a PdserveError.
@@ -237,7 +238,7 @@ class WorkerSession:
         waits = reserved is not None or request.is_early
         with self._progress.leg(
             0 if waits else len(prompt.token_ids), receives=waits, has_images=prompt.chat is not None and not waits,
-            until=request.until,
+            until=request.until, reserved=reserved,
         ) as leg:  # fmt: skip
 
             def take(data: bytes) -> None:
@@ -306,9 +307,9 @@ class WorkerSession:
                 except (DeadlineExceeded, Incompatible, InternalError, NoCapacity) as error:
                     _log.debug("worker_without_load", url=self._http.url, error=error)
                     continue
-                if load.steps < self._progress.steps:
+                if load.snapshot.steps < self._progress.steps:
                     raise InstanceLost(f"{self._http.url} is another process: its counters started again")
-                self._emit(Heartbeat(self._progress.judged(load)))
+                self._emit(Heartbeat(self._progress.judged(load.snapshot, load.num_fetching)))
         except PdserveError as error:
             self._over = True
             self._events.put(InstanceLost(str(error)))

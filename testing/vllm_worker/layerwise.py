@@ -32,12 +32,11 @@ async def receive_kv(
     external_id = request_id[:-SUFFIX]
     arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
     rank.arrivals[external_id] = arrival
-    rank.running, rank.waiting = rank.running - 1, rank.waiting + 1  # as the engine counts it (WAITING_FOR_REMOTE_KVS)
     try:
-        await _call(session, url, _wanted(settings, rank, external_id, block_ids))
-        return await arrival
+        async with rank.fetch():
+            await _call(session, url, _wanted(settings, rank, external_id, block_ids))
+            return await arrival
     finally:
-        rank.running, rank.waiting = rank.running + 1, rank.waiting - 1
         del rank.arrivals[external_id]
 
 

@@ -48,10 +48,10 @@ async def wait_for_kv(
     key = _key(transfer, request_id)
     arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
     rank.arrivals[key] = arrival
-    rank.running, rank.waiting = rank.running - 1, rank.waiting + 1  # as the engine counts it (WAITING_FOR_REMOTE_KVS)
     try:
-        await _register(settings, rank, session, transfer, key)
-        kv = await asyncio.shield(arrival)
+        async with rank.fetch():
+            await _register(settings, rank, session, transfer, key)
+            kv = await asyncio.shield(arrival)
     except asyncio.CancelledError:
         rank.keep_until(arrival, block_ids)
         arrival.add_done_callback(lambda _: rank.arrivals.pop(key, None))
@@ -59,8 +59,6 @@ async def wait_for_kv(
     except LoadFailed:
         del rank.arrivals[key]
         raise
-    finally:
-        rank.running, rank.waiting = rank.running + 1, rank.waiting - 1
     del rank.arrivals[key]
     return kv
 

@@ -54,7 +54,7 @@ class WorkerRank:
         self.number, self.num_blocks, self.block_size = number, num_blocks, block_size
         self.engine_id = f"{engine_id or uuid.uuid4()}_dp{number}"
         self.counts = Counts()
-        self.running = self.waiting = self.side_channel_port = 0
+        self.running = self.waiting = self.fetching = self.side_channel_port = 0
         self._max_num_seqs, self._clock = max_num_seqs, clock
         self._free = deque(range(1, num_blocks))  # block 0 is vLLM's null block
         self._memory: list[list[KvEntry]] = [[] for _ in range(num_blocks)]
@@ -114,6 +114,22 @@ class WorkerRank:
         finally:
             self.running -= 1
             self._release(block_ids)
+
+    @asynccontextmanager
+    async def fetch(self) -> AsyncIterator[None]:
+        """Count the request as waiting for its KV (WAITING_FOR_REMOTE_KVS), then wait for a batch slot again."""
+        self.running, self.waiting, self.fetching = self.running - 1, self.waiting + 1, self.fetching + 1
+        self._freed.set()
+        try:
+            try:
+                yield
+            finally:
+                self.fetching -= 1
+            while self.running >= self._max_num_seqs:
+                self._freed.clear()
+                await self._freed.wait()
+        finally:
+            self.running, self.waiting = self.running + 1, self.waiting - 1
 
     def write(self, block_ids: Sequence[int], kv: Sequence[KvEntry]) -> None:
         """Store the KV of a prompt in its blocks."""

@@ -162,6 +162,24 @@ async def test_decode_that_gets_no_kv_after_prefill_is_given_up(
         assert (answer.tokens, answer.done[0].tries) == ({(0, 0): _right()}, 2)
 
 
+@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.anyio
+async def test_a_prompt_waits_for_a_full_decode_worker(connector: Connector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From vLLM 0.33 on a worker reports which requests it has queued: no failure of the request or of the pair."""
+    monkeypatch.setattr("scheduler.workers.prefill_legs.LEASE_S", 0.6)
+    monkeypatch.setattr("scheduler.workers.session._POLL_S", 0.1)
+    settings = _of(connector, with_fake(step_seconds=0.02), max_num_seqs=1, version="0.33.0")
+    async with WorkerCluster("PD", _of(connector, version="0.33.0"), settings).serving() as cluster:
+        end = cluster.workers[1].ranks[0]
+        first = asyncio.create_task(cluster.answer(request(PROMPT, temperature=0.0, max_tokens=100)))
+        await until(lambda: end.running == 1)
+        answers = await asyncio.gather(*(cluster.answer(_greedy()) for _ in range(3)))
+        await first
+
+        assert [(one.tokens, one.done[0].tries) for one in answers] == [({(0, 0): _right()}, 1)] * 3
+        assert not cluster.gaps()
+
+
 @pytest.mark.parametrize("connector", SLOW)
 @pytest.mark.anyio
 async def test_a_client_that_leaves_in_prefill_frees_both(connector: Connector) -> None:

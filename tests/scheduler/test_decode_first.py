@@ -11,6 +11,7 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from scheduler.request import GenerationRequest
+from scheduler.workers import session as worker_session
 from scheduler.workers.callbacks import Callbacks
 from scheduler.workers.progress import Progress
 from testing.engine.fake_model import expected_tokens
@@ -103,6 +104,25 @@ async def test_a_client_that_leaves_frees_both_workers() -> None:
         running = Running(cluster.control.dispatch, wanted, is_last=lambda token: token.index == 3)
         await asyncio.wait_for(running.task, 30.0)
         await until(lambda: not (cluster.kv_usage(Role.PREFILL) or cluster.kv_usage(Role.DECODE)))
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
+@pytest.mark.anyio
+async def test_a_prompt_waits_for_a_full_decode_worker(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not call back while it is full: no failure of the request or of the pair."""
+    monkeypatch.setattr(worker_session, "_POLL_S", 0.1)
+    settings = _layerwise(with_fake(step_seconds=0.02), max_num_seqs=1, version=version)
+    async with WorkerCluster("PD", settings, limits=ControlLimits(reserve_s=0.5)).serving() as cluster:
+        end = cluster.workers[1].ranks[0]
+        first = asyncio.create_task(cluster.answer(request(PROMPT, temperature=0.0, max_tokens=100)))
+        await until(lambda: end.running == 1)
+        others = [asyncio.create_task(cluster.answer(_greedy())) for _ in range(3)]
+        answers = await asyncio.gather(*others)
+        await first
+
+        assert [(one.tokens, one.done[0].tries) for one in answers] == [({(0, 0): _right()}, 1)] * 3
+        assert not cluster.gaps()
+        assert len(cluster.workers[1].received) < 12, "few requests wait on a full worker at once"
 
 
 GOOD = {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": 1, "any": [1]}

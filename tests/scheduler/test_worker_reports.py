@@ -16,6 +16,7 @@ from scheduler.workers import session as worker_session
 from scheduler.workers.answers import SequenceStream
 from scheduler.workers.engine_ids import EngineIds
 from scheduler.workers.http import WorkerHttp
+from scheduler.workers.load import WorkerLoad
 from scheduler.workers.session import WorkerSession
 from testing.vllm_worker.faults import Fault
 from testing.vllm_worker.settings import Connector
@@ -335,14 +336,14 @@ def test_smg_2382_an_answer_that_ended_by_an_error_is_no_answer() -> None:
 async def test_a_failure_waits_for_a_check_that_began_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     began = 0
 
-    async def read_load(timeout_s: float) -> LoadSnapshot:
+    async def read_load(timeout_s: float) -> WorkerLoad:
         nonlocal began
         began += 1
         if began > 1:
             await asyncio.sleep(0.1)
             raise InstanceLost("it is gone")
         await asyncio.sleep(0.5)
-        return LoadSnapshot()
+        return WorkerLoad(LoadSnapshot())
 
     async def break_off(*_: object) -> None:
         raise InstanceLost("the connection broke")

@@ -328,6 +328,10 @@ async def test_a_budget_that_the_worker_cannot_keep_is_refused() -> None:
 _METRICS = "\n".join((
     *(f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank}.0' for rank in (10, 9)),
     *(f'vllm:num_requests_waiting{{engine="{rank}",model_name="m"}} 3.0' for rank in (10, 9)),
+    *(
+        f'vllm:num_requests_kv_fetch_by_stage{{engine="{rank}",model_name="m",stage="{stage}"}} {count}.0'
+        for rank, stage, count in ((9, "in_progress", 2), (9, "waiting_to_start", 4), (10, "in_progress", 7))
+    ),
     *(f'vllm:kv_cache_usage_perc{{engine="{rank}",model_name="m"}} 0.25' for rank in (10, 9)),
     'vllm:generation_tokens_total{engine="9",model_name="m"} 1e3',
     'vllm:generation_tokens_created{engine="9",model_name="m"} 1.7e9',
@@ -344,7 +348,9 @@ def test_the_load_is_that_of_one_engine_or_of_all(engine: bytes, num_blocks: int
     assert engine_labels(_METRICS) == [b'engine="9"', b'engine="10"']
     cache = kv_cache(_METRICS, engine)
     assert cache == KvCache(num_blocks, 32)
-    found = read_load(_METRICS, cache, engine)
+    read = read_load(_METRICS, cache, engine)
+    found = read.snapshot
+    assert read.num_fetching == (2 if b"9" in engine else 7 if engine else 9)
     assert (found.running, found.waiting, found.blocks_used, found.steps) == load
 
 
@@ -410,6 +416,22 @@ async def test_a_leg_without_an_answer_ends_after_what_its_worker_needs(
         leg.cancel()
     else:
         assert await leg == pytest.approx(ends_after_s, abs=look_s)
+
+
+@virtual
+async def test_a_worker_is_full_until_it_runs_less_than_when_it_queued() -> None:
+    progress, reserved = Progress(asyncio.get_running_loop().time), asyncio.Event()
+
+    def waiting(running: int, waiting: int, num_fetching: int | None = None) -> int:
+        return progress.judged(LoadSnapshot(running=running, waiting=waiting), num_fetching).waiting
+
+    with progress.leg(0, receives=True, reserved=reserved):
+        assert [waiting(3, 1) for _ in range(2)] == [0, 1], "at first it had no time to reserve"
+        reserved.set()
+        assert waiting(3, 1) == 1
+        assert [waiting(running, 1) for running in (2, 3)] == [0, 0]
+    assert waiting(3, 1, 0) == 1
+    assert [waiting(running, 1, 1) for running in (3, 2, 3)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize(("has_images", "kind"), [(False, NoCapacity), (True, HandoffFailed)], ids=["text", "images"])
