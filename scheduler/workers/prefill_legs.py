@@ -14,7 +14,7 @@ from scheduler.workers.legs import LEASE_S, WorkerRequest, headers_of, new_reque
 from scheduler.workers.progress import Progress
 from scheduler.workers.request_body import check_prompt, path_of, prefill_body, score_body, unfinished
 from scheduler.workers.transfers import Transfer
-from wire.errors import HandoffFailed, NoCapacity
+from wire.errors import HandoffFailed, NoCapacity, PdserveError
 from wire.messages import Event, HandedOff, PrefillBegun, PrefillHeld, Step
 from wire.types import PromptState, StageTimes, Ticket
 
@@ -81,9 +81,13 @@ class PrefillLegs:
             self._claim((one.params or {})["remote_engine_id"])
 
     async def send(self, prompt: PromptState, ticket: Ticket) -> None:
-        """Compute the prompt for the decode worker that called back."""
+        """Compute the prompt for the decode worker that called back.
+
+        It is always accepted: decode holds blocks for it, which also limit how many such prompts there are.
+        """
         check_prompt(prompt)
-        _, times, _ = await self._prefill(prompt, requests_of(ticket))
+        work = self._prefill(prompt, requests_of(ticket))
+        _, times, _ = await self._to_its_end(work, len(prompt.token_ids))
         self._emit(HandedOff(prompt.prompt_id, times))
 
     async def score(self, prompt: PromptState) -> dict[str, Any] | None:
@@ -97,18 +101,23 @@ class PrefillLegs:
     async def _to_its_end(self, work: Coroutine[Any, Any, _T], num_tokens: int) -> _T:
         """Finish the work even if the prompt is cancelled; only the end of the session cancels it.
 
-        Decode keeps the blocks of a waiting request, cancelled or not, until its KV has arrived (vLLM 0.32).
+        Decode keeps the blocks of a waiting request, cancelled or not, until its KV has arrived (vLLM 0.26 to 0.33,
+        finish_requests of v1/core/sched/scheduler.py), and an aborted prefill never sends it.
         """
-        task = asyncio.create_task(work)
-        self._uncancelled[task] = 0
-        task.add_done_callback(self._uncancelled.pop)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task = self._start(work, 0)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task in self._uncancelled:
                 self._uncancelled[task] = num_tokens
             raise
+
+    def _start(self, work: Coroutine[Any, Any, _T], num_tokens: int) -> asyncio.Task[_T]:
+        task = asyncio.create_task(work)
+        self._uncancelled[task] = num_tokens
+        task.add_done_callback(self._uncancelled.pop)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     async def _prefill(
         self, prompt: PromptState, requests: Sequence[WorkerRequest], lease_s: float | None = None
@@ -119,14 +128,26 @@ class PrefillLegs:
         """
         clock = asyncio.get_running_loop().time
         began = clock()
-        scored = await self.score(prompt)
-        first, *others = zip(unfinished(prompt), requests, strict=True)
-        answers = [await self._post_leg(prompt, *first, len(prompt.token_ids))]
-        answered_at = clock()
-        if others:
-            answers += await self._post_all(prompt, others, lease_s)
+        try:
+            scored = await self.score(prompt)
+        except PdserveError:
+            if lease_s is None:  # decode waits already
+                self._start(self._post_legs(prompt, requests, lease_s), len(prompt.token_ids))
+            raise
+        answers, answered_at = await self._post_legs(prompt, requests, lease_s)
         times = StageTimes(prefill_s=clock() - began, cached_tokens=cached_tokens(scored or answers[0]))
         return answers, times, answered_at
+
+    async def _post_legs(
+        self, prompt: PromptState, requests: Sequence[WorkerRequest], lease_s: float | None
+    ) -> tuple[list[dict[str, Any]], float]:
+        """Return the answers, and the time of the first one."""
+        first, *others = zip(unfinished(prompt), requests, strict=True)
+        answers = [await self._post_leg(prompt, *first, len(prompt.token_ids))]
+        answered_at = asyncio.get_running_loop().time()
+        if others:
+            answers += await self._post_all(prompt, others, lease_s)
+        return answers, answered_at
 
     async def _post_all(
         self, prompt: PromptState, others: Sequence[tuple[int, WorkerRequest]], lease_s: float | None

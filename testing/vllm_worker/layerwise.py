@@ -5,11 +5,12 @@ update_state_after_alloc   the dictionary that decode POSTs to the request's met
 _access_metaserver         any answer is fine; after three failed tries an error is logged, and the request hangs
 get_external_request_id    the KV is found by the engine's id less its last 9 characters: both legs need the same id
 request_finished           prefill answers no reference and holds no blocks
+get_finished               only a whole prefill ends decode's wait: neither an aborted nor a failed one does
 """
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -26,18 +27,12 @@ _LIMIT = aiohttp.ClientTimeout(total=10)
 
 async def receive_kv(
     settings: WorkerSettings, rank: WorkerRank, session: aiohttp.ClientSession, url: str, request_id: str,
-    block_ids: Sequence[int],
+    block_ids: list[int],
 ) -> list[KvEntry]:  # fmt: skip
     """Report the blocks that are to receive a request's KV, and wait for the KV without a limit."""
     external_id = request_id[:-SUFFIX]
-    arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
-    rank.arrivals[external_id] = arrival
-    try:
-        async with rank.fetch():
-            await _call(session, url, _wanted(settings, rank, external_id, block_ids))
-            return await arrival
-    finally:
-        del rank.arrivals[external_id]
+    wanted = _wanted(settings, rank, external_id, block_ids)
+    return await rank.receive(external_id, block_ids, partial(_call, session, url, wanted))
 
 
 async def send_kv(

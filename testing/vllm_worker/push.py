@@ -8,11 +8,10 @@ NixlPushConnectorScheduler.request_finished           prefill holds the KV for t
 MooncakeConnectorScheduler.update_state_after_alloc   the same by `transfer_id`; with a field missing decode prefills
 MooncakeConnectorWorker.handle_new_engine_id          an engine that the bootstrap server does not name is an error
 MooncakeConnectorScheduler.request_finished           prefill's answer has no reference
-Scheduler.finish_requests (v1/core/sched)             aborted while waiting, decode keeps its blocks until KV arrives
 """
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -46,21 +45,7 @@ async def wait_for_kv(
 ) -> list[KvEntry]:  # fmt: skip
     """Register a request with these blocks, and wait for its KV without a limit. Raises LoadFailed."""
     key = _key(transfer, request_id)
-    arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
-    rank.arrivals[key] = arrival
-    try:
-        async with rank.fetch():
-            await _register(settings, rank, session, transfer, key)
-            kv = await asyncio.shield(arrival)
-    except asyncio.CancelledError:
-        rank.keep_until(arrival, block_ids)
-        arrival.add_done_callback(lambda _: rank.arrivals.pop(key, None))
-        raise
-    except LoadFailed:
-        del rank.arrivals[key]
-        raise
-    del rank.arrivals[key]
-    return kv
+    return await rank.receive(key, block_ids, partial(_register, settings, rank, session, transfer, key))
 
 
 async def offer_kv(

@@ -8,7 +8,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,9 +115,33 @@ class WorkerRank:
             self.running -= 1
             self._release(block_ids)
 
+    async def receive(
+        self, key: str, block_ids: list[int], request_kv: Callable[[], Awaitable[None]]
+    ) -> list[KvEntry]:  # fmt: skip
+        """Request the KV of a running prompt, and wait for it without a limit, in no batch slot.
+
+        Aborted meanwhile, it keeps its blocks until the KV is here (Scheduler.finish_requests of vllm.v1.core.sched).
+        """
+        arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
+        self.arrivals[key] = arrival
+        try:
+            async with self._waiting_for_kv():
+                await request_kv()
+                kv = await asyncio.shield(arrival)
+        except asyncio.CancelledError:
+            kept, block_ids[:] = list(block_ids), []
+            arrival.add_done_callback(lambda _: self._release(kept))
+            arrival.add_done_callback(lambda _: self.arrivals.pop(key, None))
+            raise
+        except Exception:
+            del self.arrivals[key]
+            raise
+        del self.arrivals[key]
+        return kv
+
     @asynccontextmanager
-    async def fetch(self) -> AsyncIterator[None]:
-        """Count the request as waiting for its KV (WAITING_FOR_REMOTE_KVS), then wait for a batch slot again."""
+    async def _waiting_for_kv(self) -> AsyncIterator[None]:
+        """Count a request as vLLM does (WAITING_FOR_REMOTE_KVS), and in the end wait for a batch slot again."""
         self.running, self.waiting, self.fetching = self.running - 1, self.waiting + 1, self.fetching + 1
         self._freed.set()
         try:
@@ -142,11 +166,6 @@ class WorkerRank:
         held, block_ids[:] = block_ids[:count], block_ids[count:]
         self._held[request_id] = HeldPrefill(held, self._clock() + lease_s)
         return held
-
-    def keep_until(self, arrival: asyncio.Future[list[KvEntry]], block_ids: list[int]) -> None:
-        """Take the blocks out of `block_ids`, and free them once the KV is here."""
-        kept, block_ids[:] = list(block_ids), []
-        arrival.add_done_callback(lambda _: self._release(kept))
 
     def read(self, block_ids: Sequence[int]) -> list[KvEntry]:
         """Return what lies in these blocks now."""

@@ -20,7 +20,7 @@ from testing.vllm_worker.settings import WorkerSettings
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until
 from tests.scheduler.worker_cluster import LEG_FAULTS, SETTINGS, WorkerCluster, leg_id, with_fake
-from wire.errors import HandoffFailed
+from wire.errors import HandoffFailed, InternalError
 from wire.load import LoadSnapshot
 from wire.types import Role, SamplingParams
 
@@ -75,7 +75,11 @@ async def test_a_leg_that_fails_is_done_again(leg: Any, point: Point, action: Ac
         answers = [await cluster.answer(_greedy()) for _ in range(3)]
         assert [answer.tokens for answer in answers] == [{(0, 0): _right()}] * 3
         assert sum(answer.done[0].tries for answer in answers) <= 4
-        await until(lambda: not (cluster.kv_usage(Role.PREFILL) or cluster.kv_usage(Role.DECODE)))
+        await until(lambda: not cluster.kv_usage(Role.PREFILL))
+        if (leg, point) == ("prefill", "before"):  # decode, which had called back, keeps the blocks
+            await until(lambda: not any(rank.running + rank.waiting for one in cluster.workers for rank in one.ranks))
+        else:
+            await until(lambda: not cluster.kv_usage(Role.DECODE))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,28 @@ async def test_a_prompt_waits_for_a_full_decode_worker(version: str, monkeypatch
         assert [(one.tokens, one.done[0].tries) for one in answers] == [({(0, 0): _right()}, 1)] * 3
         assert not cluster.gaps()
         assert len(cluster.workers[1].received) < 12, "few requests wait on a full worker at once"
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_in_prefill_frees_both() -> None:
+    async with WorkerCluster("PD", _layerwise(with_fake(step_seconds=0.3))).serving() as cluster:
+        prefill, decode = (worker.ranks[0] for worker in cluster.workers)
+        computed = prefill.counts.requests["length"]
+        running = asyncio.create_task(cluster.answer(_greedy()))
+        await until(lambda: (prefill.running, decode.waiting) == (1, 1))
+        running.cancel()
+        await asyncio.wait({running})
+        await until(lambda: not (cluster.kv_usage(Role.PREFILL) or cluster.kv_usage(Role.DECODE)))
+        assert prefill.counts.requests["length"] == computed + 1, "prefill went on, for decode's blocks"
+
+
+@pytest.mark.anyio
+async def test_scores_that_fail_leave_no_blocks_on_decode() -> None:
+    async with WorkerCluster("PD", _layerwise(), limits=ControlLimits(max_tries=1)).serving() as cluster:
+        cluster.workers[0].faults.add(Fault("error", "before", "local"))
+        with pytest.raises(InternalError):
+            await cluster.answer(_greedy(prompt_logprobs=1))
+        await until(lambda: not cluster.kv_usage(Role.DECODE))
 
 
 GOOD = {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": 1, "any": [1]}
