@@ -78,8 +78,15 @@ class PushedKv:
     def reference(self, request_id: str, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the answer's reference; keep the first one."""
         found = kv_transfer_params(answer)
-        if found.get("transfer_mode") != "push":
-            raise HandoffFailed("its connector is not NixlPushConnector: use --connector nixl")
+        match found.get("transfer_mode"):
+            case "push":
+                pass
+            case None:  # a decode worker of these versions does not check that both push, and would read old blocks
+                raise HandoffFailed(
+                    "it does not answer that it pushes, as NixlPushConnector before vLLM 0.32: use --connector auto"
+                )
+            case _:
+                raise HandoffFailed("its connector is not NixlPushConnector: use --connector nixl")
         self._engine = self._engine or found
         if found["remote_engine_id"] != self._engine["remote_engine_id"]:
             raise HandoffFailed("its engine is not the one that was sent to decode workers")

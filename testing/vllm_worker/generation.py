@@ -156,6 +156,6 @@ class FakeGeneration:
             "pp_size": 1,
             "remote_num_tokens": len(self.prompt),
             **({"remote_blocks_expiry_time": None} if is_pull else {}),
-            "transfer_mode": "pull" if is_pull else "push",
+            **({"transfer_mode": "pull" if is_pull else "push"} if self.settings.version >= "0.32" else {}),
             "remote_prefill_cached_tokens": 0,
         }

@@ -226,19 +226,26 @@ async def test_prefill_that_restarts_is_queried_for_its_engine_again(connector: 
 
 
 @pytest.mark.parametrize(
-    ("connector", "prefill", "decode", "why"),
+    ("connector", "prefill", "decode", "version", "why"),
     [
-        ("nixl-push", "nixl", "nixl", "its connector is not NixlPushConnector: use --connector nixl"),
-        ("nixl-push", "none", "nixl-push", "it holds no KV for another worker"),
-        ("nixl-push", "nixl-push", "none", ""),
-        ("mooncake", "none", "mooncake", "its Mooncake bootstrap server does not answer"),
+        ("nixl-push", "nixl", "nixl", "0.32.0", "its connector is not NixlPushConnector: use --connector nixl"),
+        (
+            "nixl-push",
+            "nixl-push",
+            "nixl-push",
+            "0.26.0",
+            "as NixlPushConnector before vLLM 0.32: use --connector auto",
+        ),
+        ("nixl-push", "none", "nixl-push", "0.32.0", "it holds no KV for another worker"),
+        ("nixl-push", "nixl-push", "none", "0.32.0", ""),
+        ("mooncake", "none", "mooncake", "0.32.0", "its Mooncake bootstrap server does not answer"),
     ],
 )
 @pytest.mark.anyio
 async def test_a_pair_that_cannot_hand_off_is_named(
-    connector: Connector, prefill: Connector, decode: Connector, why: str
+    connector: Connector, prefill: Connector, decode: Connector, version: str, why: str
 ) -> None:
-    cluster = WorkerCluster("PD", _of(prefill), _of(decode))
+    cluster = WorkerCluster("PD", _of(prefill, version=version), _of(decode, version=version))
     cluster.connector = connector
     async with contextlib.AsyncExitStack() as stack:
         starting = asyncio.create_task(stack.enter_async_context(cluster.serving()))
