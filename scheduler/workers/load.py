@@ -8,7 +8,8 @@ from wire.load import LoadSnapshot
 _WANTED = (
     b"num_requests_running", b"num_requests_waiting", b"kv_cache_usage_perc", b"gpu_cache_usage_perc",
     b"generation_tokens_total", b"prompt_tokens_total", b"prefix_cache_queries_total", b"prefix_cache_hits_total",
-    b"num_preemptions_total", b"num_requests_kv_fetch_by_stage",
+    b"num_preemptions_total", b"num_requests_kv_fetch_by_stage", b"nixl_num_notifications_after_expiry_total",
+    b"nixl_num_kv_expired_reqs_total",
 )  # fmt: skip
 _LINE = re.compile(rb"^vllm:(" + b"|".join(_WANTED) + rb")(\{[^}\n]*\})? (\S+)", re.MULTILINE)
 _STAGES, _IN_PROGRESS = b"num_requests_kv_fetch_by_stage", b'stage="in_progress"'
@@ -30,11 +31,14 @@ class KvCache:
 class WorkerLoad:
     """A worker's load. `num_fetching` of its waiting requests have blocks, and wait for KV; None if not reported.
 
-    vLLM 0.33 reports that of decode workers, 0.26 does not.
+    vLLM 0.33 reports that of decode workers, 0.26 does not. NixlConnector counts on prefill how often KV was held in
+    vain to the end of its lease (`expired`), and how often decode workers finished reading after that (`read_late`).
     """
 
     snapshot: LoadSnapshot
     num_fetching: int | None = None
+    expired: int = 0
+    read_late: int = 0
 
 
 def engine_labels(metrics: bytes) -> list[bytes]:
@@ -84,7 +88,12 @@ def read_load(metrics: bytes, cache: KvCache, engine: bytes = b"") -> WorkerLoad
         steps=int(generated + prompts),
         tokens_computed=int(generated + prompts),
     )
-    return WorkerLoad(snapshot, fetching)
+    return WorkerLoad(
+        snapshot,
+        fetching,
+        expired=int(sums.get(b"nixl_num_kv_expired_reqs_total", 0)),
+        read_late=int(sums.get(b"nixl_num_notifications_after_expiry_total", 0)),
+    )
 
 
 def _number(value: bytes | None) -> int:

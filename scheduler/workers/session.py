@@ -109,6 +109,7 @@ class WorkerSession:
         self._sequences: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._poll_now, self._polled = asyncio.Event(), asyncio.Event()
         self._recomputed = CappedLog(_log)
+        self._last_load: WorkerLoad | None = None
         self._polling = asyncio.create_task(self._poll())
         self._over = False
 
@@ -292,6 +293,15 @@ class WorkerSession:
                 await self._poll_now.wait()
         self._poll_now.clear()
 
+    def _log_leases(self, load: WorkerLoad) -> None:
+        """Log how often KV of this worker was held in vain, or read too late, since the last look."""
+        last, self._last_load = self._last_load or load, load
+        if late := load.read_late - last.read_late:
+            reason = "decode workers read its KV after the lease: other prompts may have had the blocks"
+            _log.warning("kv_read_late", url=self._http.url, count=late, reason=reason)
+        if expired := load.expired - last.expired:
+            _log.info("kv_expired", url=self._http.url, count=expired)
+
     async def _poll(self) -> None:
         """Emit the load each second; a broken connection, or an answer from another process, ends the session.
 
@@ -309,6 +319,7 @@ class WorkerSession:
                     continue
                 if load.snapshot.steps < self._progress.steps:
                     raise InstanceLost(f"{self._http.url} is another process: its counters started again")
+                self._log_leases(load)
                 self._emit(Heartbeat(self._progress.judged(load.snapshot, load.num_fetching)))
         except PdserveError as error:
             self._over = True

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -186,6 +187,24 @@ async def test_vllm_52234_a_lease_that_ends_on_a_full_decode_worker(monkeypatch:
         assert second.done[0].tries == 1, "no failure: the worker was full"
         assert len(set(_references(end))) == len(_references(end)) > 2
         assert start.ranks[0].counts.reads_after_expiry == 0
+
+
+@pytest.mark.anyio
+async def test_a_read_after_the_lease_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only prefill's counters show it: decode's answer is a 200 (vllm.distributed, kv_connector/v1/nixl/stats.py)."""
+    monkeypatch.setattr(worker_session, "_POLL_S", 0.05)
+    caplog.set_level(logging.INFO)
+    async with WorkerCluster("PD").serving() as cluster:
+        prefill = cluster.workers[0].ranks[0]
+        await asyncio.sleep(0.2)
+        prefill.counts.reads_after_expiry += 2
+        prefill.counts.expired += 3
+        await until(lambda: "kv_read_late" in caplog.text and "kv_expired" in caplog.text)
+
+        assert f"kv_read_late url={cluster.workers[0].url} count=2" in caplog.text
+        assert f"kv_expired url={cluster.workers[0].url} count=3" in caplog.text
 
 
 @pytest.mark.anyio
