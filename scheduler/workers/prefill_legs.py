@@ -169,5 +169,6 @@ class PrefillLegs:
     async def _post(self, prompt: PromptState, body: Body, request_id: str, num_tokens: int) -> dict[str, Any]:
         with self._progress.leg(num_tokens, has_images=prompt.chat is not None) as leg:
             answer = await self._http.post_json(path_of(prompt), body, headers_of(prompt, request_id))
-            leg.heard(cached_tokens(answer))
+            compiles = prompt.params.structured is not None  # which may have taken longer than the prompt
+            leg.heard(num_tokens if compiles else cached_tokens(answer))
             return answer

@@ -58,10 +58,12 @@ def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_par
     """Return the body that computes the prompt of a sequence, its output so far included.
 
     The request finishes by length: vllm-ascend holds no KV of a request that finished otherwise (mooncake_connector,
-    request_finished).
+    request_finished). It has decode's parameters, so that prefill refuses what decode would: decode streams, and finds
+    such an error only when the KV is there, which prefill then holds to the end of its lease.
     """
-    body = _body(model, prompt, continued_ids(prompt, sequence)) | _ONE_TOKEN
-    return _packed(prompt, body | {"kv_transfer_params": kv_transfer_params})
+    body = _body(model, prompt, continued_ids(prompt, sequence)) | _parameters(prompt, sequence)
+    body |= _ONE_TOKEN | {"stop_token_ids": [], "kv_transfer_params": kv_transfer_params}
+    return _packed(prompt, body)
 
 
 def score_body(model: str, prompt: PromptState) -> Body:
@@ -79,26 +81,17 @@ def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_pa
     """Return the body that generates a sequence to its end, from the KV that `kv_transfer_params` names if given."""
     params, ids = prompt.params, continued_ids(prompt, sequence)
     done = len(ids) - len(prompt.token_ids)
-    body = _body(model, prompt, ids) | _sampling(params, sequence) | {
+    body = _body(model, prompt, ids) | _parameters(prompt, sequence) | {
         "max_tokens": params.max_tokens - done,
         "min_tokens": max(0, params.min_tokens - done),
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        "ignore_eos": True,  # the ids that end a sequence are all in stop_token_ids
         "skip_special_tokens": False,
     }  # fmt: skip
     if kv_transfer_params is not None:
         body["kv_transfer_params"] = kv_transfer_params
-    if params.logprobs is not None or params.logprob_token_ids:
-        body |= _logprobs(params.logprobs or 0, is_chat=prompt.chat is not None)
-    if params.logprob_token_ids:
-        body["logprob_token_ids"] = params.logprob_token_ids
-    if params.structured is not None:
-        body["structured_outputs"] = _structured(params.structured)
-    if params.thinking is not None:
-        body["thinking_token_budget"] = _budget(params, len(ids))
     return _packed(prompt, body)
 
 
@@ -145,9 +138,11 @@ def _packed(prompt: PromptState, body: dict[str, Any]) -> Body:
     return packed if prompt.chat is None else WorkerChatBody(packed, prompt.chat)
 
 
-def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:
+def _parameters(prompt: PromptState, sequence: int) -> dict[str, Any]:
     """Return all parameters that a worker would otherwise take from the model's generation_config.json, and others."""
+    params = prompt.params
     body: dict[str, Any] = {name: getattr(params, name) for name in _ALWAYS}
+    body["ignore_eos"] = True  # the ids that end a sequence are all in stop_token_ids
     body["seed"] = (params.seed + sequence) & _MAX_SEED  # each sequence of a prompt has its own seed
     if params.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
@@ -155,6 +150,14 @@ def _sampling(params: SamplingParams, sequence: int) -> dict[str, Any]:
         body["allowed_token_ids"] = params.allowed_token_ids
     if params.repetition_detection is not None:
         body["repetition_detection"] = dataclasses.asdict(params.repetition_detection)
+    if params.logprobs is not None or params.logprob_token_ids:
+        body |= _logprobs(params.logprobs or 0, is_chat=prompt.chat is not None)
+    if params.logprob_token_ids:
+        body["logprob_token_ids"] = params.logprob_token_ids
+    if params.structured is not None:
+        body["structured_outputs"] = _structured(params.structured)
+    if params.thinking is not None:
+        body["thinking_token_budget"] = _budget(params, len(continued_ids(prompt, sequence)))
     return body
 
 

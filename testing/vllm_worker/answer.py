@@ -14,7 +14,7 @@ from testing.vllm_worker.push import LoadFailed
 from testing.vllm_worker.rank import WorkerRank
 from testing.vllm_worker.request import FakeBody
 
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 class _Met(Exception):
@@ -72,17 +72,17 @@ class FakeAnswer:
                         await response.write(self.form.chunk(waiting.pop(piece.index)))
             if self.body.include_usage:
                 await response.write(self.form.last_chunk(self.form.usage(self.num_tokens, self._cached)))
-            await response.write(_DONE)
+            await response.write(DONE)
         except LoadFailed:
-            await response.write(event(FAILED) + _DONE)
+            await response.write(event(FAILED) + DONE)
         except _Met:
             assert self.fault is not None, "its point was reached"
             await self.faults.meet(self.fault, self.request)
             if self.fault.action == "error":
-                await response.write(event(FAILED) + _DONE)
+                await response.write(event(FAILED) + DONE)
             elif self.fault.action == "recompute":
                 given_up = FakeChoice(0, finish_reason="stop", stop_reason="recomputed")
-                await response.write(self.form.chunk(given_up) + _DONE)
+                await response.write(self.form.chunk(given_up) + DONE)
         await response.write_eof()
         return response
 

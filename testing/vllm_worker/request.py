@@ -1,5 +1,6 @@
 """The body of a completion as vLLM reads it, for prompts of token ids, and that of a chat."""
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from wire.types import SamplingParams
 Leg = Literal["prefill", "decode", "local"]
 
 _NEEDED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+_MAX_LOGPROBS = 20
 _COPIED = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "min_tokens")
 
 
@@ -32,6 +34,7 @@ class FakeBody:
     cache_salt: str = ""
     is_chat: bool = False
     marks: Mapping[int, int] = field(default_factory=dict)
+    late_error: BadRequest | None = None
 
     @property
     def leg(self) -> Leg:
@@ -63,8 +66,6 @@ def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig, *, is_chat:
     )
     if params.n > 1 and params.temperature == 0:
         raise BadRequest(f"n must be 1 when using greedy sampling, got {params.n}.")
-    if body.get("thinking_token_budget", -1) not in (None, -1):
-        raise BadRequest("thinking_token_budget needs --reasoning-parser, which this worker lacks.")
     if params.min_tokens > params.max_tokens:
         text = f"min_tokens must be less than or equal to max_tokens={params.max_tokens}, got {params.min_tokens}."
         raise BadRequest(text)
@@ -78,7 +79,21 @@ def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig, *, is_chat:
         cache_salt=body.get("cache_salt") or "",
         is_chat=is_chat,
         marks={} if chat is None else chat.marks,
+        late_error=_late_error(body, params),
     )
+
+
+def _late_error(body: Mapping[str, Any], params: SamplingParams) -> BadRequest | None:
+    """Return what vLLM finds only in its engine (SamplingParams.verify): of a stream, once the stream is read."""
+    if body.get("thinking_token_budget", -1) not in (None, -1):
+        return BadRequest("thinking_token_budget needs --reasoning-parser, which this worker lacks.")
+    if (params.logprobs or 0) > _MAX_LOGPROBS:
+        return BadRequest(f"Requested sample logprobs of {params.logprobs}, which is greater than max: {_MAX_LOGPROBS}")
+    try:
+        re.compile((body.get("structured_outputs") or {}).get("regex", ""))
+    except re.error as error:
+        return BadRequest(f"Failed to transform regex into a grammar: {error}")
+    return None
 
 
 def _prompts(value: Any) -> tuple[tuple[int, ...], ...]:

@@ -21,8 +21,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from testing.vllm_worker.answer import FakeAnswer
-from testing.vllm_worker.answer_body import AnswerBody, error_body
+from testing.vllm_worker.answer import DONE, FakeAnswer
+from testing.vllm_worker.answer_body import AnswerBody, error_body, event
 from testing.vllm_worker.bad_request import BadRequest
 from testing.vllm_worker.chat_answer import ChatAnswer
 from testing.vllm_worker.faults import Fault, Faults
@@ -213,6 +213,8 @@ class FakeVllmWorker:
         needed = _NEEDED.get(self.settings.connector)
         if body.leg == "decode" and needed is not None and not body.names_engine(needed):
             return await self.faults.crash(at_once=not body.transfer.get(needed))
+        if body.late_error is not None:
+            return await _refuse_late(request, body, body.late_error)
         fault = self.faults.take(body.leg)
         if fault is not None and fault.point == "before":
             return await self.faults.meet(fault, request)
@@ -259,3 +261,14 @@ class FakeVllmWorker:
         if reference and reference.get("do_remote_prefill") and self._session is not None:
             with suppress(LoadFailed, KeyError):
                 await RemoteBlocks(self._session, reference, self.ranks[0].peers).end()
+
+
+async def _refuse_late(request: web.Request, body: FakeBody, error: BadRequest) -> web.StreamResponse:
+    """Refuse a request in the engine. The stream has begun: the blocks that prefill holds for it are not freed."""
+    found = error_body(str(error), error.kind, error.status, error.param)
+    if not body.stream:
+        return web.json_response(found, status=error.status)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    await response.write(event(found) + DONE)
+    return response

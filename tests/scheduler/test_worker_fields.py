@@ -84,21 +84,21 @@ FIELDS = {
         {"echo": True, "logprobs": 2}, {"prompt_logprobs": ABSENT}, {"echo": ABSENT, "logprobs": 2},
         {"echo": ABSENT, "prompt_logprobs": 2, "kv_transfer_params": ABSENT}, text=TEXT,
     ),
-    "logprobs": Field({"logprobs": 2}, {"logprobs": ABSENT}, {"logprobs": 2}),
+    "logprobs": Field({"logprobs": 2}, {"logprobs": 2}, {"logprobs": 2}),
     "prompt_logprobs": Field(
         {"prompt_logprobs": 1}, {"prompt_logprobs": ABSENT}, {"prompt_logprobs": ABSENT},
         {"prompt_logprobs": 1, "kv_transfer_params": ABSENT},
     ),
     "a grammar": Field(
-        {"structured_outputs": {"choice": ["fox", "dog"]}}, {"structured_outputs": ABSENT},
+        {"structured_outputs": {"choice": ["fox", "dog"]}}, {"structured_outputs": {"choice": ["fox", "dog"]}},
         {"structured_outputs": {"choice": ["fox", "dog"]}},
     ),
     "a stop string": Field({"stop": ["zebra"]}, {"stop": ABSENT}, {"stop": ABSENT}),
-    "stop_token_ids": Field({"stop_token_ids": [7]}, {"stop_token_ids": ABSENT}, {"ignore_eos": True}),
+    "stop_token_ids": Field({"stop_token_ids": [7]}, {"stop_token_ids": []}, {"ignore_eos": True}),
     "min_tokens": Field({"min_tokens": 3}, {"min_tokens": 1, "max_tokens": 1}, {"min_tokens": 3, "max_tokens": 8}),
     "sampling": Field(
         SAMPLED | {"top_p": 0.5, "top_k": 9, "presence_penalty": 1.0},
-        {"temperature": 0.0, "seed": ABSENT, "top_p": ABSENT},
+        SAMPLED | {"top_p": 0.5, "top_k": 9, "presence_penalty": 1.0},
         SAMPLED | {"top_p": 0.5, "top_k": 9, "presence_penalty": 1.0},
     ),
     "cache_salt": Field({"cache_salt": "s"}, {"cache_salt": PRESENT}, {"cache_salt": PRESENT}),
@@ -107,7 +107,7 @@ FIELDS = {
         {"tools": [TOOL], "tool_choice": "none"}, {"tools": ABSENT}, {"tools": ABSENT}, path=CHAT
     ),
     "a tool that must be called": Field(
-        {"tools": [TOOL], "tool_choice": "required"}, {"tools": ABSENT, "structured_outputs": ABSENT},
+        {"tools": [TOOL], "tool_choice": "required"}, {"tools": ABSENT, "structured_outputs": PRESENT},
         {"tools": ABSENT, "tool_choice": ABSENT, "structured_outputs": PRESENT}, path=CHAT,
     ),
     "an image": Field(
@@ -119,8 +119,8 @@ FIELDS = {
         path=CHAT,
     ),
     "an image, log probabilities": Field(
-        PICTURED | {"logprobs": True, "top_logprobs": 2}, {"logprobs": ABSENT}, {"logprobs": True, "top_logprobs": 3},
-        path=CHAT,
+        PICTURED | {"logprobs": True, "top_logprobs": 2}, {"logprobs": True, "top_logprobs": 3},
+        {"logprobs": True, "top_logprobs": 3}, path=CHAT,
     ),
     "an image, prompt_logprobs": Field(
         PICTURED | {"prompt_logprobs": 1}, {"prompt_logprobs": ABSENT}, {"prompt_logprobs": ABSENT},
@@ -128,7 +128,7 @@ FIELDS = {
     ),
     "an image, tools": Field(
         PICTURED | {"tools": [TOOL], "tool_choice": "required"},
-        {"tools": PRESENT, "tool_choice": "none", "structured_outputs": ABSENT},
+        {"tools": PRESENT, "tool_choice": "none", "structured_outputs": PRESENT},
         {"tools": PRESENT, "tool_choice": "none", "structured_outputs": PRESENT}, path=CHAT,
     ),
     "an image, a template's variables": Field(

@@ -17,7 +17,7 @@ from scheduler.workers.request_body import generate_body, prefill_body
 from scheduler.workers.transfers import HeldKv
 from testing.engine.fake_model import expected_tokens
 from testing.vllm_worker.faults import Action, Fault, Point
-from testing.vllm_worker.settings import WorkerSettings
+from testing.vllm_worker.settings import Connector, WorkerSettings
 from testing.vllm_worker.worker import Received
 from tests.scheduler.fake_cluster import Running, request
 from tests.scheduler.virtual_time import until, virtual
@@ -286,16 +286,18 @@ def test_a_decode_leg_keeps_every_parameter(
     assert made["stream"]
 
 
-def test_a_prefill_leg_has_only_what_computing_the_prompt_needs() -> None:
+def test_a_prefill_leg_has_what_decode_may_refuse() -> None:
     params = dataclasses.replace(_STATE.params, logprobs=3, prompt_logprobs=2, min_tokens=4, thinking=Thinking(7, 8))
     state = dataclasses.replace(_STATE, params=params, cache_salt="s", outputs=())
     body_sent = prefill_body("m", state, 0, HeldKv().prefill_leg("a"))
     assert isinstance(body_sent, bytes)
     made = orjson.loads(body_sent)
     assert made.pop("kv_transfer_params")["do_remote_decode"] is True
-    assert made == {
-        "model": "m", "prompt": [1, 2, 3], "temperature": 0.0, "max_tokens": 1, "min_tokens": 1, "cache_salt": "s",
-    }  # fmt: skip
+    decode = generate_body("m", state, 0)
+    assert isinstance(decode, bytes)
+    streamed = ("stream", "stream_options", "return_token_ids", "return_tokens_as_token_ids", "skip_special_tokens")
+    refused_alike = {key: value for key, value in orjson.loads(decode).items() if key not in streamed}
+    assert made == refused_alike | {"max_tokens": 1, "min_tokens": 1, "stop_token_ids": []}
 
 
 @pytest.mark.parametrize(
@@ -318,11 +320,23 @@ async def test_what_no_worker_can_do_is_refused_with_the_reason(
         assert not cluster.workers[0].received
 
 
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"thinking": Thinking(7, 8, budget=3)}, "thinking_token_budget needs --reasoning-parser"),
+        ({"logprobs": 21}, "greater than max: 20"),
+        ({"structured": StructuredOutput("regex", "(")}, "Failed to transform regex"),
+    ],
+)
+@pytest.mark.parametrize("connector", ["nixl", "ascend-layerwise", "nixl-push", "mooncake"])
 @pytest.mark.anyio
-async def test_a_budget_that_the_worker_cannot_keep_is_refused() -> None:
-    async with WorkerCluster("PD").serving() as cluster:
-        with pytest.raises(InvalidRequest, match="thinking_token_budget needs --reasoning-parser"):
-            await cluster.answer(_greedy(thinking=Thinking(7, 8, budget=3)))
+async def test_what_a_worker_refuses_leaves_no_kv(connector: Connector, params: dict[str, Any], message: str) -> None:
+    async with WorkerCluster("PD", dataclasses.replace(SETTINGS, connector=connector)).serving() as cluster:
+        computed = cluster.workers[0].ranks[0].counts.computed_tokens
+        with pytest.raises(InvalidRequest, match=message):
+            await cluster.answer(_greedy(**params))
+        assert cluster.workers[0].ranks[0].counts.computed_tokens == computed
+        assert cluster.kv_usage(Role.PREFILL) == cluster.kv_usage(Role.DECODE) == 0
 
 
 _METRICS = "\n".join((
