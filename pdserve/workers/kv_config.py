@@ -31,6 +31,7 @@ class Sizes:
 
     tensor: int
     data: int
+    pipeline: int = 1
 
 
 def connector_class(worker: WorkerKind, name: str) -> str:
@@ -91,7 +92,8 @@ def _num_devices(role: InstanceRole, table: GlobalTable) -> int:
 
 
 def _size(sizes: Sizes) -> Config:
-    return {"dp_size": sizes.data, "tp_size": sizes.tensor}
+    stages = {"pp_size": sizes.pipeline} if sizes.pipeline > 1 else {}
+    return {"dp_size": sizes.data, "tp_size": sizes.tensor} | stages
 
 
 def _merged(ours: Config, typed: Mapping[str, Any]) -> Config:

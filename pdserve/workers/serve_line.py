@@ -95,7 +95,7 @@ def _sizes(plan: LaunchPlan, typed: TypedFlags) -> Sizes:
             f"--tensor-parallel-size {tensor}{others} differs from the {num} devices of the local ranktable ({ids}): "
             "the product must equal their number"
         )
-    return Sizes(tensor, data)
+    return Sizes(tensor, data, pipeline)
 
 
 def _port(plan: LaunchPlan, typed: TypedFlags) -> int:

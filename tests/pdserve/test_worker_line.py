@@ -148,6 +148,14 @@ ROWS = {
             "kv_port": 18000, "engine_id": "decode-0-c0ffee", "kv_connector_extra_config": _ascend((1, 2), (1, 2)),
         },
     ),
+    "vllm-ascend, pipeline stages": Row(
+        worker="vllm-ascend", sizes=(4, 2), typed=(*_FLAGS, "-pp", "2"), config={
+            "kv_connector": "MooncakeConnectorV1", "kv_role": "kv_producer", "kv_load_failure_policy": "fail",
+            "kv_port": 18000, "engine_id": "prefill-0-c0ffee", "kv_connector_extra_config": {
+                "prefill": {"dp_size": 1, "tp_size": 2, "pp_size": 2}, "decode": {"dp_size": 1, "tp_size": 2},
+            },
+        },
+    ),
     "vllm-ascend, the other side's sizes are typed": Row(
         worker="vllm-ascend", sizes=(4, 2), typed=(
             *_FLAGS, "-dp", "2", "--kv-transfer-config",
