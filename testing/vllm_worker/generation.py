@@ -12,7 +12,7 @@ from testing.vllm_worker.answer_body import FakeChoice
 from testing.vllm_worker.continuation import FakeContinuation, KvEntry
 from testing.vllm_worker.hybrid import num_prefilled, num_recomputed
 from testing.vllm_worker.layerwise import SUFFIX, receive_kv, send_kv
-from testing.vllm_worker.push import LoadFailed, is_registered, offer_kv, wait_for_kv
+from testing.vllm_worker.push import LoadFailed, offer_kv, wait_for_kv
 from testing.vllm_worker.rank import WorkerRank
 from testing.vllm_worker.request import FakeBody
 from testing.vllm_worker.settings import WorkerSettings
@@ -74,7 +74,7 @@ class FakeGeneration:
             return self._with_recomputed(await self._read(remote))
         if url is not None and settings.connector == "ascend-layerwise":
             kv = await receive_kv(settings, self.rank, self.session, url, self.request_id, block_ids)
-        elif self.body.leg == "decode" and is_registered(settings, transfer):
+        elif self.body.leg == "decode" and settings.connector in ("nixl-push", "mooncake"):
             kv = await wait_for_kv(settings, self.rank, self.session, transfer, self.request_id, block_ids)
         else:
             kv = await self._compute()

@@ -5,7 +5,7 @@ NixlPushConnectorScheduler.update_state_after_alloc   decode registers at the en
 NixlPushConnectorWorker._pop_matching_registration    prefill finds it by the request id less its random suffix
 NixlPushConnectorWorker._do_send_reg_notif            a known engine that is gone is not an error: decode keeps waiting
 NixlPushConnectorScheduler.request_finished           prefill holds the KV for the lease; later, decode keeps waiting
-MooncakeConnectorScheduler.update_state_after_alloc   the same by `transfer_id`; with a field missing decode prefills
+MooncakeConnectorScheduler.update_state_after_alloc   the same by `transfer_id`; with a field missing decode waits
 MooncakeConnectorWorker.handle_new_engine_id          an engine that the bootstrap server does not name is an error
 MooncakeConnectorScheduler.request_finished           prefill's answer has no reference
 """
@@ -27,16 +27,6 @@ _MOONCAKE = ("remote_engine_id", "remote_bootstrap_addr", "transfer_id")
 
 class LoadFailed(Exception):
     """The KV of a reference cannot be read."""
-
-
-def is_registered(settings: WorkerSettings, transfer: dict[str, Any]) -> bool:
-    """Return whether a decode worker waits for the KV of a request with this dictionary."""
-    match settings.connector:
-        case "nixl-push":
-            return True
-        case "mooncake":
-            return all(name in transfer for name in _MOONCAKE)
-    return False
 
 
 async def wait_for_kv(
@@ -89,6 +79,8 @@ async def _send(rank: WorkerRank, session: aiohttp.ClientSession, key: str) -> N
 async def _register(
     settings: WorkerSettings, rank: WorkerRank, session: aiohttp.ClientSession, transfer: dict[str, Any], key: str
 ) -> None:
+    if settings.connector == "mooncake" and not all(name in transfer for name in _MOONCAKE):
+        return  # vLLM warns, and waits for KV that nobody sends
     wanted = {
         "remote_engine_id": rank.engine_id, "remote_host": settings.host,
         "remote_port": rank.side_channel_port, "remote_cached_tokens": 0,
