@@ -1,7 +1,7 @@
 """Flags declared once: a frozen dataclass per kind of process, from which its argparse flags are generated.
 
 `EngineOptions` are the flags that every process of a cluster accepts, as in the guide: instances use all of them, the
-scheduler only the model, its length and its names.
+scheduler only those of the model, its maximum length and its served names.
 """
 
 import argparse

@@ -92,7 +92,7 @@ class CudaPool:
 
 
 def _bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-    """Return memory as a tensor of `device`: torch's public functions would make one of the device that holds it."""
+    """Return memory as a tensor on `device`: torch's public functions would use the one that holds the memory."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, num_bytes)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)  # [num_bytes]
 

@@ -21,7 +21,7 @@ from kvtransfer.stream import LinkLost
 class LinkStore(Store):
     """Implements torch's Store for one group: no port, no further connection, a deadline on every wait.
 
-    Only the thread that constructs it, and then the group, reads and writes the link's stream.
+    Only one thread reads and writes the link's stream: the one that constructs this store and then the group.
     """
 
     def __init__(self, exchange: SetupExchange) -> None:

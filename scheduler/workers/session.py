@@ -308,7 +308,7 @@ class WorkerSession:
                     _log.debug("worker_without_load", url=self._http.url, error=error)
                     continue
                 if load.steps < self._progress.steps:
-                    raise InstanceLost(f"{self._http.url} is another process: its counters started again")
+                    raise InstanceLost(f"{self._http.url} is now another process: its counters started again")
                 self._emit(Heartbeat(self._progress.judged(load)))
         except PdserveError as error:
             self._over = True
