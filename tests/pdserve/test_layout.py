@@ -86,7 +86,7 @@ def test_cards_of_a_preset_variable_are_shared_out(tmp_path: Path, monkeypatch: 
     assert shown(2, 1, 1, "cuda") == ["2", "3", "7", None]
     assert shown(3, 3, 1, "cuda") == ["2", "3", "7", "5", "2", "3", None]
     assert shown(1, 1, 1, "cpu") == [None, None, None]
-    with pytest.raises(ConfigError, match=r"'2,3, 7,5' lists 4 cards, but 2 instances of 5 ranks need at least 5, and 10"):
+    with pytest.raises(ConfigError, match=r"'2,3, 7,5' lists 4 cards, but 2 instances of 5 ranks need at least 5"):
         shown(1, 1, 5, "cuda")
 
 
