@@ -342,7 +342,7 @@ REFUSED: dict[str, tuple[bool, str, dict[str, Any], str, str]] = {
         "messages.0.content.1",
     ),
     "no image": (True, CHAT, {"messages": chat(image_part(data_url(b"text")))}, "PNG", "messages.0.content.0"),
-    "too many": (True, CHAT, {"messages": chat(*[image_part(data_url())] * 3)}, "at most 2", "messages.0.content.2"),
+    "too many": (True, CHAT, {"messages": chat(*[image_part(data_url())] * 3)}, "limit is 2", "messages.0.content.2"),
     "embeddings": (True, CHAT, EMBEDS, "image_embeds, and images with a text", "messages"),
     "embeddings of an unknown family": (False, CHAT, EMBEDS, "which unpickle them", "messages.0.content.1"),
     "beside a text prompt": (True, "/v1/completions", BESIDE_TEXT, "images with a text prompt, are not", "messages"),
