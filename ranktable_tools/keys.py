@@ -26,7 +26,7 @@ def unread_keys(document: object) -> list[str]:
 
 
 def misspelt_keys(document: object) -> Iterator[Problem]:
-    """Yield each unread key that resembles a known one; nothing is compared beyond `_MAX_SPELLINGS` spellings."""
+    """Yield each unread key that resembles a known one; only the first `_MAX_SPELLINGS` different keys are compared."""
     meant: dict[str, list[str]] = {}
     for json_path, key in _keys(document, ""):
         if key in _READ:

@@ -28,7 +28,7 @@ Line = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container of the cluster; `peer_ids` are the GPUs of this host's instances that it exchanges KV with."""
+    """One container of the cluster; `peer_ids` are the GPUs of the KV peers on this host."""
 
     role: Role
     kind: DeviceKind

@@ -11,7 +11,7 @@ _NODE = {"npu": re.compile(r"davinci([0-9]+)"), "cuda": re.compile(r"nvidia([0-9
 
 
 def kind_named(name: str) -> DeviceKind:
-    """Return the kind of this name, `cpu` for any other name: devices without cards are shares of the cores."""
+    """Return the kind called `name`; `cpu` for any other name: a device without a card is a share of the cores."""
     return next((kind for kind in KINDS if kind == name), "cpu")
 
 
