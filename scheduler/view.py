@@ -68,7 +68,7 @@ class GapView:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """The global table in use: its digest, and how many tables were used so far, including it."""
+    """The global table in use: its digest, and how many tables were used so far, including this one."""
 
     version: int = 1
     digest: str = ""

@@ -43,7 +43,7 @@ class WorkerAccess:
         self._members, self._leaving = members, leaving
 
     def check_reach(self, expected: Sequence[ExpectedInstance]) -> None:
-        """Raise ConfigError for a worker of a table that cannot reach the address that it would be given."""
+        """Raise ConfigError if a worker cannot call back, or decode cannot find a prefill worker's bootstrap server."""
         for one in expected:
             earlier = [other for other in expected if other.index < one.index]
             if (why := self._out_of_reach(one, earlier)) is not None:
@@ -60,7 +60,7 @@ class WorkerAccess:
         return any(member.expected.address == address for member in (*self._members(), *self._leaving()))
 
     async def _check(self, url: str) -> None:
-        """Raise Incompatible if the worker at this URL cannot reach the address that it would be given."""
+        """Raise Incompatible if the worker at this URL fails `check_reach`'s checks against the members now."""
         members = self._members()
         one = next((member.expected for member in members if member.expected.address == url), None)
         if one is None:

@@ -21,7 +21,8 @@ class PrefillFirstPath:
     """Executes one plan. Calls `on_output` when the first token has arrived from D; P's own first token is not used.
 
     Until D has sent a token of each sequence, a failure of P fails the attempt: D may wait for KV that never arrives,
-    or get another prompt's KV from a newer process there. KV that D has not fetched stays on P until its lease ends.
+    or get another prompt's KV from a newer process at P's address. KV that D has not fetched stays on P until
+    the KV's lease ends.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 _GRANTS_PER_TURN = 4
 """A request's second prompt is queued as if it had arrived four grants of its line later, its third eight later."""
 _OLDEST_EVERY = 16
-"""One in this many grants goes to the priority whose oldest prompt has waited longest, if another one is first."""
+"""One in this many grants goes to the priority whose oldest prompt has waited longest, even if another is first."""
 
 
 class Queued(Protocol):

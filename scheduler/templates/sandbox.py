@@ -63,7 +63,7 @@ def answer(source: str, job: bytes, compiled: Compile) -> tuple[bytes, bytes]:
     try:
         return TEXT, render(compiled(source), **json.loads(job)).encode()
     except OSError:
-        return ERROR, b"OSError: a chat template must not open files"  # the system's message would name ours
+        return ERROR, b"OSError: a chat template must not open files"  # the system's message would name a file of ours
     except Exception as error:  # noqa: BLE001  # a template may raise anything
         return ERROR, f"{type(error).__name__}: {error}"[:_ERROR_CHARS].encode(errors="replace")
 
