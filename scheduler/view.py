@@ -12,7 +12,8 @@ from wire.types import Role
 class InstanceView:
     """One entry of the table, or a removed one that is finishing its work.
 
-    If it is not living, `why` is the reason, `load` is None and `table_digest`, that of its table, is empty.
+    `table_digest` is the digest of the table it uses. If it is not living, `why` is the reason, `load` is None and
+    `table_digest` is empty.
     """
 
     index: int

@@ -36,7 +36,7 @@ def kind_of_vllm(*, is_ascend: bool) -> DeviceKind:
 
 
 def present_devices(kind: DeviceKind, dev: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the device ids that have a node, in order; none for `cpu`, whose devices are shares of its cores."""
+    """Return the device ids that have a node, in order; none for `cpu`, whose devices are shares of the cores."""
     pattern = _NODE.get(kind)
     if pattern is None or not dev.is_dir():
         return ()

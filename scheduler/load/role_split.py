@@ -49,7 +49,7 @@ def seconds_of_prompt(
 
 
 def better_split(demand: Demand, cost: StepCost, num_prefill: int, num_decode: int, max_num_seqs: int) -> int:
-    """Return how many prefill instances to add now (negative: to remove), half of what leads to the best split."""
+    """Return how many prefill instances to add now (negative: to remove): half of those that the best split needs."""
     if not (cost.token_s and cost.base_s and demand.prompts):
         return 0
     num = num_prefill + num_decode

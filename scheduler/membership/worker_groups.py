@@ -45,7 +45,7 @@ class WorkerGroups:
     def check_first(self, index: int, unknown: Collection[Role]) -> None:
         """Check a worker that has reported, while none is accepted.
 
-        Raises Incompatible if it does not fit the workers that can serve, or if no group can; Unavailable while open.
+        Raises Incompatible if it does not fit the workers that can serve, or if no group can; Unavailable if undecided.
         """
         described = self._reported[index][1]
         own, complete = _group_of(described), self._complete(())

@@ -1,4 +1,4 @@
-"""The path over workers of other engines whose prefill worker names what decode needs, before or after it computes.
+"""The path over workers of other engines in which P names what D needs, before or after P computes the prompt.
 
 prefill on P --references--> generate on D --tokens--> client
      P ==KV, when D reads it, or by itself==> D
@@ -100,7 +100,7 @@ class PrefillFirstPath:
             self._release(on_prefill)
 
     def _all_fetched(self) -> bool:
-        """Whether D has sent a new token of each sequence. An attempt starts with those of earlier ones."""
+        """Whether D has sent a new token of each sequence. An attempt starts with the tokens of earlier attempts."""
         before, output = self._prompt.state.outputs, self._prompt.output
         return self._decode_started and all(
             len(output.so_far[one]) > (len(before[one]) if before else 0) for one in output.open

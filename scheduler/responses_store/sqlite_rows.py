@@ -152,7 +152,7 @@ class SqliteRows:
         self._delete("done = 1 AND created_s < ?", self._oldest_s())
 
     def _make_room(self, num_responses: int, num_bytes: int) -> None:
-        """Delete the oldest ones so that these fit. Raises Overloaded, with nothing deleted, if that is not enough."""
+        """Delete the oldest done responses to make room. Raises Overloaded, and deletes none, if that is not enough."""
         rows = self.num_responses + num_responses - self._limits.max_responses
         size = self.num_bytes + num_bytes - self._limits.max_bytes
         dropped = list[int]()

@@ -26,7 +26,7 @@ def raw_field(text: str, name: str) -> str | None:
 class JsonValueEnd:
     """Counts the brackets and quotes of one value, valid or not: it ends where the first bracket or quote closes.
 
-    A `<` outside of texts, which JSON never has, ends it too: it begins the marker after a value that is not closed.
+    A `<` outside of strings, which JSON never has, ends it too: a marker begins there, and the value was not closed.
     `depth` is how many objects and lists are open before the text; the value then includes their ends.
     """
 

@@ -54,7 +54,7 @@ def next_proofs(unproven: Sequence[KvGap], running: Collection[KvGap]) -> list[K
 
 
 def proof_prompt(block_size: int, max_model_len: int) -> tuple[int, ...]:
-    """Return a random prompt of two blocks and part of a third: no worker holds the KV of an earlier one like it."""
+    """Return a random prompt, two blocks and part of a third, so that no worker can have its KV cached."""
     count = min(2 * block_size + 5, max_model_len - _PARAMS.max_tokens)
     return tuple(1 + byte % _SMALL_VOCABULARY for byte in secrets.token_bytes(count))
 
