@@ -31,7 +31,7 @@ class RetryBudget:
 
     @property
     def limit(self) -> int:
-        """The current limit of concurrent retries."""
+        """The current limit on concurrent retries."""
         return max(self._limits.min_retries, int(self._limits.retry_share * self._num_active()))
 
     @property

@@ -123,7 +123,7 @@ def _manager_devices(container: Container) -> Iterator[tuple[str, ...]]:
 
 
 def _added_flags(container: Container) -> Iterator[tuple[str, ...]]:
-    """Yield the additions to the guide: shared memory, the limit of locked memory, and a label of the cards.
+    """Yield the additions to the guide: shared memory, the limit on locked memory, and a label of the cards.
 
     CUDA's IPC handles contain the process id of their creator: in two containers with the same process ids they would
     be confused, so the containers use the host's PID and IPC namespaces, and so its /dev/shm too.

@@ -1,4 +1,4 @@
-"""How many connections the process can open: the soft limit of open files is often only 1,024."""
+"""How many connections the process can open: the soft limit on open files is often only 1,024."""
 
 import resource
 

@@ -84,7 +84,7 @@ def render(
 
 
 def main(connection: socket.socket, seconds: float) -> None:
-    """Answer jobs until the connection ends; `seconds` is the CPU time of each."""
+    """Answer jobs until the connection ends; `seconds` is the CPU time for each."""
     compiled, source = compiler(), connection.makefile("rb")
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     _warm_up(compiled)

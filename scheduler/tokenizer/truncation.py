@@ -18,7 +18,7 @@ def truncate_prompt(token_ids: tuple[int, ...], keep: int | None, *, room: int, 
 
 
 def tokens_kept(keep: int | None, *, room: int) -> int | None:
-    """Return how many tokens truncate_prompt_tokens keeps at most, None for all. Raises as truncate_prompt does."""
+    """Return the most tokens that truncate_prompt_tokens keeps, None for all. Raises as truncate_prompt does."""
     if keep is None:
         return None
     if keep != _ALL_THAT_FITS and not 1 <= keep <= room:

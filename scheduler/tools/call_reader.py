@@ -57,7 +57,7 @@ class CallReader:
         return self.text[:1]
 
     def content(self, text: str) -> None:
-        """Add text outside of calls: white space alone before the first call is left out, text after a call is skipped."""
+        """Add text outside of calls: white space alone before the first call is left out, text after one is skipped."""
         if not text:
             return
         if self.num_calls:

@@ -82,7 +82,7 @@ def difference(alone: Sequence[TokenOutput], through: Sequence[TokenOutput], by:
 
 
 def largest_gap(one: Position, other: Position) -> float:
-    """Return how far apart the log probabilities of two positions are at least, in nats; infinity: no common token.
+    """Return the smallest possible gap between two positions' log probabilities, in nats; infinity: no common token.
 
     A token with an id that only one position lists is, at the other, no likelier than the last token listed there.
     """
