@@ -123,7 +123,7 @@ def _refuse_other_devices(request: GenRequest, save_dir: str) -> None:
         if there != ids:
             raise RanktableError(
                 f"{path} exists for devices {','.join(there)} and would be overwritten for {','.join(ids)}; nothing "
-                "was written: use another --save-dir, or remove it"
+                "was written: use another --save-dir, or remove that file"
             )
 
 
