@@ -175,7 +175,7 @@ async def _load_unless_stopped(
 ) -> Loaded | None:  # fmt: skip
     """Load, and return None if a signal arrived meanwhile.
 
-    Raises the error of the load, or of a rank lost meanwhile, whose load may never return.
+    Raises the error of the load, or that of a rank lost meanwhile: the load itself may then never return.
     """
     loading = start_load(lambda: with_image_encoder(config, *build_engine(config, shutdown.lost, marks.set)))
     stopped = asyncio.create_task(shutdown.stop.wait())

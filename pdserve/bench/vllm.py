@@ -52,7 +52,7 @@ class Vllm:
             os.close(descriptor)
         try:
             self.version = str(self._reply(_START_S)["version"])
-        except BaseException:  # Ctrl-C too, which does not reach its session
+        except BaseException:  # Ctrl-C too, which does not reach the peer's session
             self.close()
             raise
         self._signal(signal.SIGSTOP)
