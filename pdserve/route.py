@@ -43,7 +43,7 @@ class RouteOptions:
     prefill: tuple[str, ...] = flag((), "URLs of the workers that prefill, such as http://10.0.0.1:8100", many=True)
     decode: tuple[str, ...] = flag((), "URLs of the workers that decode", many=True)
     combined: tuple[str, ...] = flag((), "URLs of workers that do both", many=True)
-    run_dir: str | None = flag(None, "folder of the table of workers (default: route/PORT in that of pdserve up)")
+    run_dir: str | None = flag(None, "folder of the table of workers (default: route/PORT in pdserve up's folder)")
 
 
 def main(argv: Sequence[str]) -> int:

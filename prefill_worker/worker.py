@@ -194,7 +194,10 @@ class PrefillWorker:
         return None if hand_off is None else hand_off.owner
 
     def hold_finishes(self) -> AbstractContextManager[object]:
-        """While held, no prompt of this half can finish, so events emitted under it come first. Only emit under it."""
+        """Return a lock: while it is held no prompt of this half can finish, so events emitted meanwhile come first.
+
+        Do nothing but emit events while it is held.
+        """
         return self._lock
 
     def _end_early(self, prompt_id: str, prefilled: Prefilled) -> None:

@@ -37,7 +37,7 @@ class CommandParser(Parser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parse the command line over the file; print one notice on stderr of flags without effect."""
+        """Parse the command line, which wins over the file; list flags without effect in one notice on stderr."""
         if VARIABLE in os.environ:
             complete(self)
         typed = sys.argv[1:] if args is None else args

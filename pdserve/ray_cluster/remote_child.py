@@ -79,7 +79,7 @@ class RemoteChild:
             clock,
         )
         self._end: str | None = None
-        self._table = ""  # the one its node has
+        self._table = ""  # the table that its node has
         self._pending: PendingAnswer | None = None
         self._verb, self._due, self._next = "", 0.0, 0.0
         self._stage = self._wait_for_placement

@@ -179,7 +179,7 @@ def test_a_step_holds_the_models_length_as_in_a_server(model: Path, capsys: pyte
 
 def test_engine_keywords_have_no_effect_on_a_running_cluster() -> None:
     assert without_effect_on_cluster({"dtype": "float32", "max_model_len": None}) == (
-        "without effect on a running cluster, which has its own: dtype"
+        "without effect on a running cluster, which has its own settings: dtype"
     )
     assert without_effect_on_cluster({}) is None
     with pytest.raises(TypeError, match="did you mean dtype"):
