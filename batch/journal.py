@@ -20,7 +20,7 @@ _NOTHING = 2**64 - 1  # no record begins there
 
 
 class Journal:
-    """Answers by position, on disk. Owns the file and its lock: only one run at a time has it.
+    """Answers by position, on disk. Owns the file and its lock, which only one run at a time can hold.
 
     In memory it keeps 12 bytes per request, and the positions of failed requests.
     """

@@ -15,7 +15,7 @@ Refuse = Callable[[PdserveError], None]
 class FutureGate(Generic[T]):
     """Commands that wait, one per prompt. Runs on the event loop's thread, as does the session owning it.
 
-    So a cancel finds the prompt either here or where its command was passed on: there is no gap between the two.
+    So a cancel finds the prompt either here or where its command was passed on to: there is no gap between the two.
     """
 
     def __init__(self, what: str, loop: asyncio.AbstractEventLoop) -> None:

@@ -88,7 +88,7 @@ class Spare:
 
 
 class SpareKeeper:
-    """Owns the spare of one host: starts it when memory is free and nothing else starts, and another after its use."""
+    """Owns the spare of one host: starts it when memory is free and nothing else starts, another once it is used."""
 
     def __init__(
         self, make: Callable[[], Spare], restarts: Restarts, say: Callable[[str], None], why_none: str = "",

@@ -232,7 +232,7 @@ class PrefillWorker:
             _log.error("handoff_begin_failed", error, request_id=state.request_id, error=error)
 
     def _await_embeddings(self, state: PromptState, hand_off: _HandOff) -> None:
-        """Queue the prompt when its images are embedded; its ticket is open, so that its lease is renewed meanwhile."""
+        """Queue the prompt when its images are embedded; the ticket is open, so that its lease is renewed meanwhile."""
         assert self._embed is not None, "an engine that takes images has an encoder"
         began, future = self._clock(), self._embed(state.images)
         hand_off.embeddings = future

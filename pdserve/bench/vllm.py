@@ -110,7 +110,7 @@ def peers_home(environ: Mapping[str, str]) -> Path:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with all of this process's cores: by default vLLM reserves one for its front end."""
+    """Return an environment that lets vLLM use all of our cores: by default it reserves one for its front end."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     own = {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "2",

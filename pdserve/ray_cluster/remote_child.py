@@ -60,7 +60,7 @@ class ClusterTable(Protocol):
 
 
 class RemoteChild:
-    """Owns one start of an instance. `handle` outlives it if only the process died."""
+    """Owns one start of an instance. `handle` outlives this object if only the process died."""
 
     def __init__(
         self, plan: ProcessPlan, handle: Handle, cluster_table: ClusterTable, log: Path, *, place_s: float,

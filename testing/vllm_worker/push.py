@@ -68,7 +68,7 @@ async def wait_for_kv(
 async def offer_kv(
     rank: WorkerRank, session: aiohttp.ClientSession, transfer: dict[str, Any], request_id: str, kv: Sequence[KvEntry]
 ) -> None:
-    """Send the KV of a prefill that is held to the decode worker that registered for it, now or later."""
+    """Send the KV of a held prefill to the decode worker that registered for it or will register later."""
     key = _key(transfer, request_id)
     rank.offers[key] = (request_id, kv)
     await _send(rank, session, key)

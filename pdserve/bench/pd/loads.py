@@ -43,7 +43,7 @@ WARM_UP = Load("warm-up", 4, RequestSizes(64, 8), at_once=2)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The results of a load: all requests, and those whose gaps count."""
+    """The results of a load: all requests, and the `watched` ones, whose gaps are measured."""
 
     record: LoadRecord
     watched: Sequence[Timeline]
