@@ -253,7 +253,7 @@ def print_table(row: dict[str, Any]) -> None:
     print("\n| longest turn of a loop | CPU time | without waits for a core | whole | goal |\n|---|---|---|---|---|")
     for name, turn in row["turns_ms"].items():
         print(f"| {name} | {' | '.join(f'{one:.1f} ms' for one in turn.values())} | CPU <= {TURN_GOAL_MS:g} ms |")
-    print(f"\nencoding beside {row['overlap']:.0%} of P's computing; load {row['load']:.1f}")
+    print(f"\nimages are encoded during {row['overlap']:.0%} of P's computing time; load {row['load']:.1f}")
 
 
 if __name__ == "__main__":

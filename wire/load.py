@@ -31,7 +31,7 @@ class LinkStatus:
     passed_over: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)  # not frozen, like types.TokenLogprobs
+@dataclass(slots=True)  # not frozen, for the reason given at types.TokenLogprobs
 class LoadSnapshot:
     """The load that an instance reports with every step and heartbeat: of its engine, of its loop and of its links.
 

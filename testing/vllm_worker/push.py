@@ -2,7 +2,7 @@
 
 After vLLM 0.32:
 NixlPushConnectorScheduler.update_state_after_alloc   decode registers at the engine that its request names
-NixlPushConnectorWorker._pop_matching_registration    prefill finds it by the request id less its random suffix
+NixlPushConnectorWorker._pop_matching_registration    prefill finds it by the request id without its random suffix
 NixlPushConnectorWorker._do_send_reg_notif            a known engine that is gone is not an error: decode keeps waiting
 NixlPushConnectorScheduler.request_finished           prefill holds the KV for the lease; later, decode keeps waiting
 MooncakeConnectorScheduler.update_state_after_alloc   the same by `transfer_id`; with a field missing decode prefills
