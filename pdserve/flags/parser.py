@@ -18,7 +18,7 @@ CONFIG_HELP = "YAML file with flags as keys; a flag wins over the environment, w
 
 @dataclass(frozen=True, slots=True)
 class ParsedLine:
-    """A command line of pdserve's flags only, the file's first; `from_file` are the fields set by the file alone."""
+    """A command line of pdserve's flags only, those of the file first; `from_file`: fields set by the file alone."""
 
     argv: tuple[str, ...]
     from_file: frozenset[str]
