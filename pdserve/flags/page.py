@@ -30,8 +30,8 @@ one of three statuses ([batch.md](batch.md) lists the flags of vLLM's `run-batch
 - **refused**: exit status 2 with the reason, because its effect is not available.
 
 An unknown flag is refused, and the message names the most similar one. The scheduler's HTTP flags have no effect on a
-prefill or decode instance, and one notice lists them; the scheduler accepts every engine flag, but uses only those of
-the model, its maximum length and its served names.
+prefill or decode instance, and one notice lists them; the scheduler accepts every engine flag, but uses only some, such
+as those of the model and its names.
 """
 
 _TAIL: Final = """\
