@@ -1,6 +1,7 @@
 """A KV pool in host memory: one sealed memfd that peers on this host can map read-only.
 
-Rank 0 makes the pools of the other ranks. Each rank maps its pool before the seal, so only it and rank 0 can write.
+Rank 0 makes the pools of the other ranks. Each rank maps its pool before the seal, so only that rank and rank 0 can
+write to the pool.
 """
 
 import fcntl

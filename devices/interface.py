@@ -34,7 +34,8 @@ class Traits:
     before the work is done, so a step may be launched before the previous one is collected. `one_sided` is the protocol
     with which Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py). `ray_resource` is Ray's name for one
     of its devices. `image` is the kind of container image for it, if that is not `kind`. `packages` are Python packages
-    of its own, whose versions a bug report shows. `image_package` is the one by which torchvision prepares images.
+    of its own, whose versions a bug report shows. `image_package` is the package with which torchvision prepares images
+    on this kind of device.
     """
 
     kind: str

@@ -139,7 +139,7 @@ class BatchState:
         return [scheduled for prompt in in_order for scheduled in prompt.to_schedule()]
 
     def _share_out(self, schedule: list[ScheduledTokens], selection: Selection) -> None:
-        """Divide the step among the sequences that get blocks; tokens that one cannot use go to the others."""
+        """Divide the step among the sequences that get blocks; tokens that one sequence cannot use go to the others."""
         unlaunched = wanted = [scheduled.sequence.unlaunched for scheduled in schedule]
         counts = self._planned(schedule, wanted)
         while (got := self._rooms(schedule, counts, selection)) != counts:
@@ -247,9 +247,10 @@ class BatchState:
         prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:
-        """Return whether the prompt's sequences fit the limits, its tokens the next chunk, and its KV the pool.
+        """Return whether the limits allow the prompt's sequences, the next chunk is not full, and its KV fits the pool.
 
-        One free block is reserved for each running sequence, so that a new prompt is not preempted at once.
+        A probe also starts if the running prompts fill the next chunk. One free block is reserved for each running
+        sequence, so that a new prompt is not preempted at once.
         """
         running = self.running.values()
         backlog = sum(other.unlaunched_tokens for other in running)

@@ -230,7 +230,7 @@ class DecodeGraphs:
         return self._logits.index_select(0, metadata.sample_rows)
 
     def _alone_first(self, run: Callable[[], None], agree: Callable[[], None]) -> Callable[[], None]:
-        """Return `run`; its first call runs once without sums, waits for `agree`, and then runs with them."""
+        """Return a function that calls `run`; its first call first runs it once without sums and waits for `agree`."""
         assert self._reduce is not None
         alone, first = self._reduce.alone, [agree]
 

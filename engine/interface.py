@@ -91,7 +91,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """A finished pooling prompt: its values, which its kind describes. `seconds` since its start."""
+    """A finished pooling prompt with its values: those of its `Pooling.kind`. `seconds` is the time since its start."""
 
     prompt_id: str
     values: tuple[float, ...]
@@ -109,7 +109,7 @@ class StepResult:
     `interrupted`: (prompt_id, times swapped out, times dropped to token ids) of prompts preempted between two tokens.
     `num_tokens`: prompt and output tokens that the model computed. `num_served`: prompt tokens that it computed and
     output tokens that it sampled, without those of probes. `seconds`: from the step's selection, or the end of
-    the previous step if it was launched behind that one, to its own end; they never overlap.
+    the previous step if it was launched behind that one, to its own end; the times of two steps never overlap.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -146,7 +146,7 @@ class Blocks(Protocol):
         ...
 
     def take(self, num_blocks: int, prefix: Sequence[BlockName], *, probe: bool = False) -> tuple[tuple[int, ...], int]:
-        """Allocate, with cached blocks of a leading part of `prefix` first (read-only); also return their number."""
+        """Allocate cached blocks of a leading part of `prefix` (read-only) first; also return the number of these."""
         ...
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ class Engine(Protocol):
     """Continuous batching over one model and one pool."""
 
     arriving: Callable[[], Sequence[float]]
-    """Set by the instance: the `gap_limit_s` of prompts whose KV is on its way here, which long chunks would delay."""
+    """The `gap_limit_s` of each prompt whose KV is being received: long chunks would delay it. Set by the instance."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -208,7 +208,7 @@ class Engine(Protocol):
     def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
         """End a prompt or one of its sequences; return final outputs (token_id None, finish CANCELLED). Idempotent.
 
-        Its blocks are free on return, except those a launched step writes: they are freed when that step ends.
+        Its blocks are free on return, except those that a launched step writes: they are freed when that step ends.
         """
         ...
 

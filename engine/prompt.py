@@ -56,8 +56,8 @@ class Prompt:
     With `beams`, `sequences` are the hypotheses emitted at the end, and the beams compute in their place.
     `images` has the embeddings of its images, None for a prompt without any and for one that was computed elsewhere.
     `positions` are those of its tokens, None where each has its index; `spans` are its images that no chunk may cut.
-    `is_bound`: a grammar or a rule for thinking constrains its sequences. Between two of its tokens it was swapped out
-    `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
+    `is_bound`: a grammar or a rule for thinking constrains its sequences. Between two of its tokens the prompt was
+    swapped out `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
     """
 
     state: PromptState
@@ -155,7 +155,7 @@ class Prompt:
 
     @property
     def can_be_rebuilt(self) -> bool:
-        """Whether its tokens can be computed here again: not if they are images whose embeddings are elsewhere."""
+        """Whether its tokens can be computed here again: False if it has images and their embeddings are elsewhere."""
         return self.images is not None or not self.state.images
 
     @property
@@ -244,7 +244,7 @@ class Prompt:
             sequence.drop(blocks)
 
     def finish_hypotheses(self) -> list[TokenOutput]:
-        """Finish each sequence with a hypothesis and return the tokens; with none if there are fewer hypotheses."""
+        """Finish each live sequence with a hypothesis, or with no tokens if there are too few; return the tokens."""
         assert self.beams is not None, "only a search has hypotheses"
         outputs: list[TokenOutput] = []
         winners, prompt_id = self.beams.winners, self.state.prompt_id

@@ -41,7 +41,7 @@ class RopeLengths:
         return self.counted_prompt(prompt_length, num_tokens) > prompt_length
 
     def rotation(self, prompt_length: int) -> str:
-        """Return a name for the prompt's rotation: equal tokens have equal keys only where it is equal."""
+        """Return a name for the prompt's rotation: equal tokens have equal keys only if these names are equal."""
         if prompt_length <= self.short_length:
             return ""  # tokens beyond that are rotated by their own position, whatever the prompt
         return f"{self.rope_type} {prompt_length}" if self.rope_type == DYNAMIC else self.rope_type

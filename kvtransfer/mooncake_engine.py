@@ -19,7 +19,7 @@ from kvtransfer.staging import Staging
 from telemetry.logs import EventLogger
 
 _log = EventLogger("kvtransfer")
-_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its minimum; its default is 30
+_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # the engine's minimum; its default is 30
 _PORT_VARIABLES, _DEFAULT_PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"), (15_000, 17_000)  # the package's defaults
 _MIN_PORT, _LAST_PORT = 1_024, 65_535  # the ports that the package accepts
 _MAX_RETIRED = 16

@@ -1,4 +1,6 @@
-"""CHALLENGE and PROOF: before WELCOME each end proves that it holds the cluster secret, over both nonces and HELLO.
+"""CHALLENGE and PROOF: before WELCOME each end proves that it holds the cluster secret.
+
+A proof covers both nonces and the HELLO.
 
 CHALLENGE | nonce 16 bytes | proof 32 bytes | texts: fingerprint, host |
 PROOF     | proof 32 bytes | texts: fingerprint, host |
@@ -49,8 +51,8 @@ class Proof:
 def check_peer(stream: Stream, trust: Trust) -> None:
     """Raise an error for a peer that must not even start the handshake.
 
-    Raises Incompatible for an unlisted address without a secret, Unavailable for another user's Unix socket, since TCP
-    may work.
+    Raises Incompatible for an address that is not in the table, if there is no secret, and Unavailable for another
+    user's Unix socket, since TCP may work.
     """
     sock = stream.socket
     try:

@@ -41,7 +41,7 @@ _PLANS = 64
 class TorchMover:
     """Implements digest.Mover over DeviceRegions, and between these and Regions. Thread-safe.
 
-    `stop` is checked before every piece of `piece_bytes`. Moves may use one pool at the same time.
+    `stop` is checked before every piece of `piece_bytes`. Several moves may use the same pool at the same time.
     """
 
     name = "torch"

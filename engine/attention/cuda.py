@@ -156,7 +156,7 @@ class CudaAttention:
         return (max_blocks,) if self.tables is TableUse.NONE else doubled_widths(rows, max_blocks, block_size)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """See GraphBackend; only libraries have any."""
+        """See GraphBackend; only libraries keep such memory."""
         return sum(one.fixed_bytes(rows, width) for one in self.libraries if isinstance(one, GraphLibrary))
 
     def give_up(self, library: PagedLibrary, error: Exception) -> None:

@@ -104,7 +104,7 @@ class PartCheck:
         return calls[0] if len(calls) == 1 else None
 
     def angles_of(self, module: nn.Module) -> Angles | None:
-        """Return the rotary angles that an attention module receives; None if it gets none, or gets others."""
+        """Return the rotary angles that an attention module receives; None if it gets none, or in another form."""
         given = self._given.get(module, {}).get("position_embeddings")
         is_pair = isinstance(given, tuple) and len(given) == 2 and all(torch.is_tensor(one) for one in given)
         return given if is_pair else None

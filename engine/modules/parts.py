@@ -83,7 +83,7 @@ class GatedMlp:
 
 
 class RotaryAttention:
-    """An attention module whose queries, keys and values are one product, and are rotated by one op."""
+    """An attention module with one product for queries, keys and values, and one op that rotates queries and keys."""
 
     def __init__(self, module: Any, options: AttentionOptions, rotate: RotateOp, joined: JoinedLinear | None) -> None:
         """`options` are those that the original passes to its attention."""

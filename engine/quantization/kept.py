@@ -96,8 +96,9 @@ class KeptFormat(Protocol):
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         """Return [outputs]: the error that rounding weights and inputs may cause in an output of random rows.
 
-        `rows` are standard normal, in the dtype; `norms` [outputs] are the Euclidean norms of the weight's rows. The
-        standard deviation of an output is its row's norm; this is an upper bound of its error's deviation.
+        `rows` are standard normal, in the layer's dtype; `norms` [outputs] are the Euclidean norms of the weight's
+        rows. The standard deviation of an output is the norm of its row of the weight; the value returned is an upper
+        bound on the standard deviation of the output's error.
         """
         ...
 

@@ -22,7 +22,7 @@ from engine.quantization.interface import Grouped, QuantisedModule, StaticInputs
 _PADDED_GROUP = 32
 """Inputs in a padded group: the smallest group that all kernels with groups accept; it divides the larger ones."""
 _MAX_PADDING = 2
-"""Columns per input, at most: with more, little memory is saved."""
+"""The most columns per input, padding included: with more, keeping the layer quantised saves little memory."""
 
 
 def read_cut(module: QuantisedModule, cut: DimensionRanges | None) -> Grouped:

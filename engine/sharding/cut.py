@@ -201,7 +201,7 @@ class _Sharding:
             yield f"{path}.down_proj_bias", DimensionRanges(0, (), is_zero=True)
 
     def _cut_head(self) -> Iterator[tuple[str, DimensionRanges]]:
-        """Cut an output layer that does not share the embedding to its first rows: its output is not read."""
+        """Cut the output layer to its first rows, unless it shares the embedding: this rank's logits are not read."""
         head, embeddings = self._network.get_output_embeddings(), self._network.get_input_embeddings()
         if not isinstance(head, nn.Linear) or head.weight is embeddings.weight:
             return

@@ -209,7 +209,7 @@ def _finish(prompt: _Waiting) -> None:
         tokens = prompt.found[image.digest].tokens
         if (tokens.count, tokens.grid) != (image.count, image.grid):
             has = f"image {index} has {tokens.count} tokens in a grid of {tokens.grid}"
-            expected = f"{image.count} in one of {image.grid}"
+            expected = f"reserves {image.count} in a grid of {image.grid}"
             _fail(prompt, InvalidRequest(f"{has}, but the prompt {expected}", f"images.{index}"))
             return
     if prompt.future.set_running_or_notify_cancel():

@@ -135,7 +135,7 @@ class RemoteGroup:
             _UNFREED[self._setup.device].discard(self._setup.name)
 
     def _start(self) -> None:
-        """Start the process; the kernel ends it with this thread."""
+        """Start the process; the kernel kills it when this thread ends."""
         with self._lock:
             if self._closing:
                 raise LinkLost("the link was closed here")
