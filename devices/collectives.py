@@ -42,7 +42,7 @@ class Collective:
     `abort`, or by killing its `own_process`.
     `on_host`: tensors are in host memory, otherwise on the device.
     `new_stream(device)` makes a stream for issuing the links' operations and returns a context manager that makes it
-    current: NCCL's own stream waits for what the thread's current stream holds, which would be the engine's work.
+    current. Without it, NCCL's own stream would wait for the work on the thread's current stream: the engine's.
     `polls`: a work's `is_completed` is reliable, and its `wait` does not return when the peer is gone; otherwise
     only a thread inside `wait` sees the completion (gloo).
     `exact`: a receive must have the size of the send; otherwise it may be larger but not smaller: gloo calls

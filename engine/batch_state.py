@@ -213,7 +213,7 @@ class BatchState:
         del self.running[prompt.state.prompt_id]
         self.preemptions += 1
         if not (prompt.is_swapped_out or prompt.can_be_rebuilt):
-            selection.failed.append((prompt, NoCapacity("its KV was dropped, and this instance lacks its images")))
+            selection.failed.append((prompt, NoCapacity("the KV was dropped, and this instance lacks the images")))
             return
         self.waiting.appendleft(prompt)
         if prompt.num_interruptions > known:
@@ -243,7 +243,7 @@ class BatchState:
         if prompt.is_swapped_out and restore(prompt, self._blocks, self.swap, self._block_size):
             return
         if not prompt.can_be_rebuilt:
-            raise InternalError("the copy of its KV cannot be read, and this instance lacks its images")
+            raise InternalError("the copy of the prompt's KV cannot be read, and this instance lacks its images")
         prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:

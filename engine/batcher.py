@@ -8,7 +8,7 @@ from wire.step_cost import StepCost
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of one step: sequences, tokens in total, and tokens of prompt chunks among them."""
+    """Limits on one step: its sequences, its tokens in total, and the tokens of prompt chunks among them."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

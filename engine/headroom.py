@@ -38,7 +38,7 @@ _HISTORY = (0,)
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """Limits of a step: prompt tokens and sequences in it."""
+    """Limits on a step: the prompt tokens and the sequences in it."""
 
     prompt_tokens: int
     sequences: int

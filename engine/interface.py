@@ -59,7 +59,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, end) of a held prompt whose KV is ready after this step; `block_ids` is its table so far.
+    """Tokens [start, end) of a held prompt: their KV is ready after this step. `block_ids` is its table so far.
 
     The step computes them, except a prompt's first tokens if the prefix cache had their KV.
     """
@@ -198,7 +198,7 @@ class Engine(Protocol):
         ...
 
     def admit(self, state: PromptState, block_ids: Sequence[int], grammar: Grammar | None = None) -> None:
-        """Start a prompt whose KV, of all prompt tokens, is in `block_ids`; the engine takes over the references.
+        """Start a prompt; `block_ids` hold the KV of all its prompt tokens. The engine takes over the references.
 
         `state.outputs` has at least one token per sequence. The sequences share the blocks, copy on write. Finished
         sequences (see engine/finish.py) are not started.

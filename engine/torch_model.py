@@ -176,7 +176,7 @@ class TorchModel:
     def _wait_for_launched(self, error: BaseException) -> None:
         """Wait for the launched work of a failed step: it may write blocks that are about to be freed.
 
-        Raises InternalError if that exceeds the limit of the steps in flight; a liveness check then finds out why.
+        Raises InternalError if that exceeds the time limit of the steps in flight; a liveness check then finds out why.
         """
         done = self._opened.event()
         done.record()

@@ -13,7 +13,7 @@ from wire.errors import InvalidRequest
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 64 * 2**20
-"""The limit for one image, which has three bytes a pixel once decoded."""
+"""The limit for one image; a decoded image has three bytes per pixel."""
 _ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap width and height
 
 

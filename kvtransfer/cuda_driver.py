@@ -60,7 +60,7 @@ class CudaDriver:
 
 
 class CudaPool:
-    """Owner of one mapping of a peer's pool, as memory of `device`, whose kernels read it."""
+    """Owner of one mapping of a peer's pool, made so that the kernels of `device` can read it."""
 
     def __init__(self, handles: PoolHandles, device: torch.device) -> None:
         """Raises OSError."""

@@ -71,7 +71,7 @@ class StagingMemory(Protocol):
 
 
 class MooncakeEngine:
-    """The package's engine at one address; translates its status codes to OSError. It reads memory of `device`."""
+    """The package's engine at one address; translates its status codes to OSError. It reads memory on `device`."""
 
     def __init__(self, host: str, device: str = "cpu") -> None:
         """Start it: it listens from now on. Raises OSError."""

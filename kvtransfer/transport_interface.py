@@ -61,7 +61,7 @@ class Timeouts:
 
     @property
     def operation_s(self) -> float:
-        """Limit of one operation on a device: a link whose peer hangs ends before the step does (ADR 15)."""
+        """Time limit for one operation on a device: a link whose peer hangs ends before the step does (ADR 15)."""
         return min(self.progress_s, self.step_s / 2)
 
 

@@ -160,7 +160,7 @@ class CudaAttention:
         return sum(one.fixed_bytes(rows, width) for one in self.libraries if isinstance(one, GraphLibrary))
 
     def give_up(self, library: PagedLibrary, error: Exception) -> None:
-        """Do without a library for good after it failed."""
+        """Stop using a library that has failed."""
         self.libraries = tuple(one for one in self.libraries if one is not library)
         self.failed = f"{type(library).__name__}: {error}"
         used = self.libraries[0].name if self.libraries else "torch"

@@ -121,7 +121,7 @@ class SharedWeights:
 def shared_weights(path: Path, *facts: str, text: str) -> SharedWeights | None:
     """Return the memfd with descriptor number `text`, for the checkpoint in folder `path`; None if it is no such memfd.
 
-    The key is made of the files' names, sizes, times and inodes, and of `facts`: all else the packed bytes depend on.
+    The key is made of the files' names, sizes, times and inodes, and of `facts`: what else the packed bytes depend on.
     """
     if not text.isdecimal():
         return None
