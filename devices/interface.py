@@ -138,7 +138,7 @@ class Device(Protocol):
     def peak_bytes(self, run: Callable[[], None]) -> int:
         """Run `run`, wait for it, and return the peak increase of allocated bytes during the run.
 
-        Memory that the allocator caches counts. Nothing else may run on the device. The CPU returns 0.
+        Memory in the allocator's cache is included. Nothing else may run on the device. The CPU returns 0.
         """
         ...
 

@@ -32,7 +32,7 @@ _TURN = attrgetter("turn")
 class Selection:
     """The schedule of the next step, the prompts preempted for it, and the prompts that failed during selection.
 
-    A selection that `is_behind` a step not collected yet preempts no prompt; where it would have to, it `is_short`.
+    A selection that `is_behind` a step not collected yet preempts no prompt; it `is_short` if it would have had to.
     """
 
     schedule: list[ScheduledTokens] = field(default_factory=list)
@@ -213,7 +213,7 @@ class BatchState:
         del self.running[prompt.state.prompt_id]
         self.preemptions += 1
         if not (prompt.is_swapped_out or prompt.can_be_rebuilt):
-            selection.failed.append((prompt, NoCapacity("the KV was dropped, and this instance lacks the images")))
+            selection.failed.append((prompt, NoCapacity("the prompt's KV was dropped, and its images are not here")))
             return
         self.waiting.appendleft(prompt)
         if prompt.num_interruptions > known:

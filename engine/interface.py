@@ -59,7 +59,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, end) of a held prompt: their KV is ready after this step. `block_ids` is its table so far.
+    """Tokens [start, end) of a held prompt: their KV is ready after this step. `block_ids`: the prompt's table so far.
 
     The step computes them, except a prompt's first tokens if the prefix cache had their KV.
     """

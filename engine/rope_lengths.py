@@ -24,7 +24,7 @@ LENGTH_TYPES = (DYNAMIC, LONGROPE)
 class RopeLengths:
     """A model's rope type, one of LENGTH_TYPES; sequences of up to `short_length` tokens have the short frequencies.
 
-    `recomputes`: all keys of a sequence that outgrows it are recomputed with the long frequencies.
+    `recomputes`: all keys of a sequence that outgrows `short_length` are recomputed with the long frequencies.
     """
 
     rope_type: str

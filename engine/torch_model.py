@@ -146,7 +146,7 @@ class TorchModel:
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Compute one step. `layer_done(layer)` is called when each layer's KV is written, before its attention.
 
-        Where the model runs ahead, both are only launched; an event of the pool shows when the layer is written.
+        Where the model runs ahead, the step is only launched; an event of the pool shows when a layer's KV is written.
         """
         if self._fused is not None and not batch.pooling_rows:
             return self._compute(batch, layer_done)

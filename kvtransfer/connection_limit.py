@@ -2,7 +2,7 @@
 
 accepted -> waiting (its handshake is in progress) -> inside (its identity is proven)
                |
-               +-> displaced by a later one: the oldest of its address, or the oldest of all
+               +-> displaced by a later connection, if this is the oldest from its address, or the oldest of all
 """
 
 import threading

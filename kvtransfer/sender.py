@@ -131,7 +131,7 @@ class KvSender:
         self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float,
         done: Callable[[LinkStatus | PdserveError], None],
     ) -> None:  # fmt: skip
-        """Like `measure`, without blocking: `done` is called once, on a thread of the link. It must not block.
+        """Like `measure`, without blocking: `done` is called once, on a thread of the link; `done` must not block.
 
         Raises InvalidRequest for too many bytes, Draining after `close`, Unavailable if no thread can be started.
         """

@@ -52,7 +52,7 @@ class TransportTraits:
 class Timeouts:
     """Time limits of a link: for connecting, and then for any progress of the peer.
 
-    `step_s` is the limit of a step whose sums over ranks may wait on the device for an operation of the link.
+    `step_s` is the time limit of a step, whose sums over ranks may wait on the device for an operation of the link.
     """
 
     connect_s: float = 2.0

@@ -17,7 +17,7 @@ class AttentionOptions:
     """How one layer attends.
 
     A query at position p sees keys in (p - sliding_window, p]. `softcap` bounds scores to softcap * tanh(s / softcap).
-    `sinks` is one logit per head that takes part in the softmax and has no value.
+    `sinks` is one logit per head that takes part in the softmax but has no value vector.
     """
 
     scaling: float

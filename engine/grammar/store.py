@@ -67,9 +67,10 @@ class GrammarStore:
         self._thread.start()
 
     def prepare(self, option: StructuredOutput) -> "Future[Grammar]":
-        """Return the future of the compiled grammar. Its error is InvalidGrammar, or a temporary one:
+        """Return the future of the compiled grammar.
 
-        Overloaded where too many wait, DeadlineExceeded, Unavailable, Draining after `close`.
+        Its error is InvalidGrammar, or a temporary one: Overloaded if too many wait, DeadlineExceeded, Unavailable, or
+        Draining after `close`.
         """
         try:
             source = read_source(option, self._limits)

@@ -22,9 +22,9 @@ class KeptWeight:
 
         weight[r, c] = (codes[r, c] - zeros[r, c // group_size]) * scales[r, c // group_size]
 
-    `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of their shape,
-    in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group, and
-    `order` is the input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
+    `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of the scales'
+    shape, in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group,
+    and `order` is the input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
     `rounded_inputs`: the type to which inputs are rounded token by token, None where they stay floats. `static`: the
     layer rounds its inputs with stored values instead, and its kernel adds the layer's bias too.
     """

@@ -52,10 +52,10 @@ def _stacked(parts: list[StaticInputs]) -> StaticInputs | None:
 
 @dataclass(frozen=True, slots=True)
 class EvenColumns:
-    """The columns of a kept weight, in groups of `size`; `groups` [num_groups] are the stored groups of these.
+    """The columns of a kept weight, in groups of `size`; `groups` [num_groups] has the stored group of each.
 
-    `order` [num_columns] is the input of each column, None where they are in order. It may name one input more than
-    there are: that column is padding, whose input is 0.
+    `order` [num_columns] has the input of each column, None where they are in order. A column whose index is the number
+    of inputs is padding: its input is 0.
     """
 
     size: int

@@ -1,4 +1,4 @@
-"""Ends a launch that waits on the device for another rank: a device's queue of launches is bounded.
+"""Ends a launch that waits on the device for another rank: a launch blocks while the device's queue is full.
 
 launch --queue is full--> waits for a sum --another rank is lost--> the sums are aborted
    |                                 |

@@ -51,8 +51,8 @@ class RankLoaded:
 
     `is_native`: native kernels run its layers. `shares_memory`: it can sum in shared memory. `pool_bytes` are available
     for its pool on its `device`, described in one line; both are unset where rank 0 makes all pools. `kept` counts the
-    layers that stay quantised, with the reasons for others. It can replay steps of up to `graph_rows` sequences from
-    graphs.
+    layers that stay quantised, with the reasons for the others. The rank can replay steps of up to `graph_rows`
+    sequences from graphs.
     """
 
     tensors: tuple[KvTensor, ...]

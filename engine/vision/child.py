@@ -4,7 +4,7 @@
     parent an image file --> {"count", "grid"}, then the values | {"refused": message} | {"failed": message}
     ... until EOF
 
-It is ended by the parent past its timeout, and by SIGKILL when the parent's thread ends. On a CPU, allocations past
+The parent kills it after a timeout, and the kernel kills it when the parent's thread ends. On a CPU, allocations beyond
 the memory limit fail.
 """
 

@@ -82,7 +82,7 @@ class ImageEncoder:
         """Return the future of the images' embeddings, in their order; cancel it if the prompt is gone.
 
         Its error is InvalidRequest for an image that cannot be encoded, Overloaded where too many wait, Draining
-        after `close`, or one of the child.
+        after `close`, or an error of the child.
         """
         prompt = _Waiting(tuple(images))
         for image in prompt.images:
