@@ -177,7 +177,7 @@ class Device(Protocol):
 
     @property
     def checks_in_child(self) -> bool:
-        """Whether kernels are checked in a child process first: a bad one may cost its process the device."""
+        """Whether kernels are checked in a child process first: a bad kernel may make the device unusable there."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Graph:

@@ -184,7 +184,7 @@ class BatchState:
             return 0
 
     def _make_room(self, prompt: Prompt, sequence: Sequence, count: int, selection: Selection) -> int:
-        """Return how many of `count` tokens have blocks: all, or one where only one fits, or none."""
+        """Return how many of `count` tokens have blocks: all of them, 1 if only one fits, or 0."""
         while count:
             try:
                 sequence.make_room(count, self._blocks, self._model, probe=prompt.state.probe)

@@ -187,7 +187,7 @@ def _put(network: Any, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def _tie(network: Any, tensors: Mapping[str, torch.Tensor], stored: list[str]) -> None:
-    """Give each tensor that the checkpoint does not store the new tensor of the stored name to which it is tied."""
+    """For each name that the checkpoint does not store, use the new tensor of the stored name to which it is tied."""
     made = {id(tensors[name]): name for name in reversed(stored)}
     for name, old in tensors.items():
         if name not in stored:

@@ -199,7 +199,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
-        """Compute one step; return the logits of its sampled rows, [num_samples, vocab_size], valid until the next."""
+        """Compute a step; return the logits of its sampled rows, [num_samples, vocab_size], valid until the next."""
         return self._logits(batch, layer_done)
 
     def _logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> torch.Tensor:

@@ -49,7 +49,7 @@ def read_method_of(device: str) -> ReadMethod:
 
 
 class StagingMemory(Protocol):
-    """Staging memory as the engine and its links use it: of the host (staging.py) or a device (device_staging.py)."""
+    """Staging memory as the engine and its links use it: on the host (staging.py) or a device (device_staging.py)."""
 
     @property
     def address(self) -> int:

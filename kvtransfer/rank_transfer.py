@@ -189,7 +189,7 @@ class RankTransfer:
                 self._reports.take(message)
 
     def _await_marks(self, ticket_id: str, count: int) -> bool:
-        """Wait until this rank has launched what rank 0 had when it reported a layer; end the ticket on a timeout."""
+        """Wait until this rank has launched the layer that rank 0 has reported; end the ticket on a timeout."""
         pool = device_memory(self._memory)
         if pool is None or pool.await_marks(count, _SEND_S):
             return True

@@ -245,7 +245,7 @@ class KvSender:
                 self._keep_counts(key, peer.status())
 
     def _keep_counts(self, gone: PeerKey, status: LinkStatus) -> None:
-        """Add the counts of a forgotten peer to another process of its instance; with the last one they are dropped."""
+        """Add the counts of a forgotten peer to another one of its instance; drop them if there is no other peer."""
         others = [key for key in self._peers if key.instance_id == gone.instance_id]
         if others:
             self._peers[max(others, key=lambda key: key.rank == gone.rank)].remember(status)

@@ -68,7 +68,7 @@ def make_transports(
 
 
 def need_port(values: Sequence[str]) -> bool:
-    """Return whether an instance with these --kv-transport listens on a TCP port for KV; the default ones need it."""
+    """Return whether an instance with these --kv-transport values listens on a TCP port for KV; the default does."""
     return not values or not all(TRAITS[name].one_host for name in transports_of(values))
 
 

@@ -97,7 +97,7 @@ def _flashinfer(device: Device) -> PagedLibrary | str:
 
 
 def _flash_attn_3(device: Device) -> PagedLibrary | str | None:
-    """Return None, and so no note, where it is not installed or is for other GPUs."""
+    """Return None, and so no note, where the library is not installed or is for other GPUs."""
     package, module = flash3_paged.PACKAGE, flash3_paged.MODULE
     if importlib.util.find_spec(module) is None:
         return None

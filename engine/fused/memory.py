@@ -33,7 +33,7 @@ class StepMemory:
         self.reserve(1, 1)
 
     def reserve(self, num_rows: int, num_samples: int) -> None:
-        """Reserve memory; a buffer that has to grow loses its contents. A larger `num_samples` keeps the rows."""
+        """Reserve memory; a buffer that has to grow loses its contents. Growing only `num_samples` keeps the rows."""
         if num_rows > self._rows:
             self._rows = num_rows + num_rows // 4
             self._make_rows()

@@ -119,7 +119,7 @@ def _load(tokenizer: TokenizerFile) -> LLTokenizer:
 
 
 def _create_tokenizer(text: str, eos: list[int]) -> LLTokenizer:
-    """Create the tokenizer only once if possible: each creation holds the GIL for 0.25 s, or longer if it is large."""
+    """Create the tokenizer only once if possible: creation holds the GIL for 0.25 s, longer for a large vocabulary."""
     if not eos:
         return LLTokenizer(text)
     try:

@@ -93,7 +93,7 @@ class SequenceMatcher:
         return self._ended and token_id in self._enders
 
     def _text_row(self) -> Bits:
-        """Return the text tokens that may follow, as wide as the model's logits: only ids that both have."""
+        """Return the text tokens that may follow, as wide as the model's logits, with only ids of the tokenizer."""
         row = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
         try:
             allowed = self._text.allowed()[: len(row)]

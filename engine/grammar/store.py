@@ -125,7 +125,7 @@ class GrammarStore:
             _log.warning("guided_decoding_backend_served_by_llguidance", backend=backend)
 
     def _run(self) -> None:
-        """Run the compiler thread. Its child dies with it, so it runs until the store is closed."""
+        """Run the compiler thread. The child dies with this thread, so it runs until the store is closed."""
         try:
             self._load_backend()
             while (job := self._queue.get()) is not None and not self._closed:

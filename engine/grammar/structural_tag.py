@@ -211,7 +211,7 @@ class _Writer:
         return self._free_text_with_tags(self._excluding(_ANY, form), tuple(texts), after, loop=loop)
 
     def _content(self, tag: dict[str, Any], after: _After) -> str:
-        """Return a rule for a tag without its begin, and for what follows it."""
+        """Return a rule for a tag after its begin text, and for what follows the tag."""
         end = tag.get("end")
         if isinstance(end, dict):
             last = self._add_rule(f"{_token(end)} {after.lark}")

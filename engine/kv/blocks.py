@@ -93,7 +93,7 @@ class BlockPool:
             return tuple(found)
 
     def num_shareable(self, prefix: Sequence[BlockName]) -> int:
-        """Return how many blocks `take` would now share for this prefix, and so not remove from the available ones."""
+        """Return how many blocks `take` would now share for this prefix instead of using up available ones."""
         with self._lock:
             return sum(not self._named.is_idle(block_id) for block_id in self._named.find(prefix))
 

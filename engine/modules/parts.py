@@ -35,7 +35,7 @@ class RmsNorm:
 
     @classmethod
     def of(cls, module: nn.Module, ops: ModuleOps, check: PartCheck) -> Iterator["RmsNorm"]:
-        """Yield the norm with its weight, and with 1 added to it."""
+        """Yield the norm with its weight, then the norm with 1 added to its weight."""
         weight = getattr(module, "weight", None)
         epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):

@@ -116,7 +116,7 @@ def compact_experts(
 
 
 def joined(parts: Iterable[KeptWeight | str]) -> KeptWeight | str:
-    """Return weights of the same inputs joined along their outputs, or the reason why they cannot be joined."""
+    """Return weights that have the same inputs, joined along their outputs, or why they cannot be joined."""
     found = []
     for part in parts:
         if isinstance(part, str):

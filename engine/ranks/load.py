@@ -177,7 +177,7 @@ def _rank_setups(
 def _load_parts(
     team: Team, own: RankSetup, reduce: Reduce, ranks: RanksOptions, tensors: tuple[KvTensor, ...]
 ) -> tuple[RankPart, list[RankLoaded]]:  # fmt: skip
-    """Load rank 0's part while the others load theirs; return it, and what all report."""
+    """Load rank 0's part while the others load theirs; return rank 0's part, and the reports of all ranks."""
     with _on_cores(own.cores):  # threads of the native kernels inherit the cores
         part = with_budget(load_part(own, reduce))
     loaded = [part.loaded, *(_receive_loaded(team, rank, ranks.load_s) for rank in range(1, ranks.num_ranks))]

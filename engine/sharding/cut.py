@@ -5,7 +5,7 @@ column      | rows of this rank          | cut      | this rank's part
 row         | columns of this rank       | rank 0's | summed over the ranks
 fused       | query, key and value, or gate and up, in one weight: this rank's rows of each
 heads       | rows of this rank's heads, query, key and value of each; or one number per head
-experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: rank's inner range; output summed
+experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: this rank's range of inner; summed
 interleaved | gate_up [experts, hidden, inner x 2], down [experts, inner, hidden] and biases: the same
 norm        | over all heads: the weights of this rank's heads; squares are summed
 (none)      | whole on every rank; of the output layer, only rank 0, which samples, has more than a few rows

@@ -147,7 +147,7 @@ class ImageEncoder:
         return None
 
     def _run(self) -> None:
-        """Run the encoder thread. Its child dies with it, so it runs until the encoder is closed."""
+        """Run the encoder thread. The child dies with this thread, so it runs until the encoder is closed."""
         try:
             if self._try(self._child.start, self._started):
                 while (image := self._queue.get()) is not None and not self._closed:
