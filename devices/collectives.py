@@ -4,9 +4,9 @@ gloo   tensors in host memory; every test runs it
 nccl   GPUs; never run by us: it takes two GPUs
 hccl   NPUs; never run by us
 
-Traits.collective names the backend of a device kind. The caller provides the store: the two ranks of a KV link
-(kvtransfer/process_group/), or all ranks of an instance (engine/ranks/sums.py). Torch is imported only when a function
-is called.
+Traits.collective names the backend of a device kind. The caller provides the store: for the two ranks of a KV link
+kvtransfer/process_group/, for all ranks of an instance engine/ranks/sums.py. Torch is imported only when a function is
+called.
 """
 
 import importlib

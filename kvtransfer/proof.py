@@ -5,8 +5,8 @@ A proof covers both nonces and the HELLO.
 CHALLENGE | nonce 16 bytes | proof 32 bytes | texts: fingerprint, host |
 PROOF     | proof 32 bytes | texts: fingerprint, host |
 
-If neither end has a secret, fingerprints are empty and proofs zero, and the peer's address is checked instead: it must
-be in the global table on TCP, and a process of the same user on a Unix socket.
+If neither end has a secret, fingerprints are empty and proofs zero. The peer itself is checked instead: on TCP its
+address must be in the global table, on a Unix socket its process must run as the same user.
 """
 
 import secrets
@@ -31,7 +31,7 @@ _PURPOSE = "kv"
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The receiver's proof and request for the sender's; `fingerprint` is empty if it has no secret."""
+    """The receiver's proof and request for the sender's; `fingerprint` is empty if the receiver has no secret."""
 
     nonce: bytes
     proof: bytes

@@ -21,7 +21,7 @@ from wire.errors import InvalidGrammar
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"  # the usual, bounded so that a model cannot write blanks forever
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"  # JSON's own, bounded so that a model cannot write blanks forever
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 

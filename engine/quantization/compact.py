@@ -14,7 +14,7 @@ from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptWeight
 
 SCRATCH_BYTES = 256 << 20
-"""The floats that may exist at a time, at least one weight's. The best size has never been measured on a device."""
+"""Bytes of widened floats that may exist at a time, or those of one weight if it has more. Never tuned on a device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class _Sharding:
                 cuts.update(self._cut_inner(path, module))
         if attentions != self._num_layers:
             raise ConfigError(
-                f"{self._kind}: {attentions} of {self._num_layers} layers have query, key and value projections "
+                f"{self._kind}: only {attentions} of {self._num_layers} layers have query, key and value projections "
                 f"that can be split over {self._rank.of} ranks: use --tensor-parallel-size 1"
             )
         if self._rank.number > 0:
