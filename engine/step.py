@@ -3,7 +3,7 @@
 EngineCore --StepBatch--> Model.launch --> PendingStep.collect --StepOutput--> EngineCore
 
 A step makes a SampleRow and a BatchSequence for every sequence. These classes are not frozen, because frozen objects
-take four to seven times as long to make; they are never changed all the same.
+take four to seven times as long to make; even so, nothing changes their objects.
 """
 
 from array import array

@@ -126,10 +126,10 @@ class CudaAttention:
         """Layers that no library supports run on torch's plain operations."""
         self.libraries, self.note = tuple(libraries), note
         self.failed: str | None = None
-        """Why a library was given up."""
+        """Why a library is no longer used."""
         self.torch = TorchPagedAttention()
         self.tables = TableUse.NONE if any(isinstance(one, GraphLibrary) for one in libraries) else TableUse.GATHER
-        """The most that any layer has done with the tables so far."""
+        """The highest TableUse of any layer so far."""
 
     @property
     def alternatives(self) -> "tuple[CudaAttention, ...]":
@@ -176,7 +176,7 @@ class CudaStep:
         self, backend: CudaAttention, by_torch: StepAttention, planned: Sequence[tuple[PagedLibrary, StepAttention]],
         decode: "CudaDecode | None" = None,
     ) -> None:  # fmt: skip
-        """The backend may give up a library after this step is planned. `decode.reads_tables` is set here."""
+        """The backend may stop using a library after this step is planned. `decode.reads_tables` is set here."""
         self._backend, self._torch, self._planned, self._decode = backend, by_torch, planned, decode
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
