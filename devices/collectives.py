@@ -205,7 +205,7 @@ def _make_nccl(
     options = ProcessGroupNCCL.Options()
     if not blocking:
         options.config.blocking = 0
-        options.is_high_priority_stream = True  # from torch's other pool of 32: never a stream of sums or of the engine
+        options.is_high_priority_stream = True  # from torch's second pool of streams: sums and the engine never use it
     return ProcessGroupNCCL(store, rank, of, options)
 
 

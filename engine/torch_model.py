@@ -150,7 +150,7 @@ class TorchModel:
         """
         if self._fused is not None and not batch.pooling_rows:
             return self._compute(batch, layer_done)
-        with torch.inference_mode():  # not in the fused path: entering it costs a decode step more than its embedding
+        with torch.inference_mode():  # not in the fused path: entering it costs more than a decode step's embedding
             return self._launch(batch, layer_done) if self.runs_ahead else self._compute(batch, layer_done)
 
     def _compute(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DoneStep:
