@@ -1,1 +1,1 @@
-"""Run a file of requests against something that answers them: an app in this process or a live server."""
+"""Run a file of requests against a backend: an app in this process or a live server."""

@@ -19,7 +19,7 @@ class EarlierAnswers:
     """Successful answers in the file `place`.
 
     `wanted` maps the custom_id of each answer that is not yet in the journal to its request's position.
-    `models` are the models in answers to lines without a `model`, for which the server chose it.
+    `models` are the models that the server chose for lines without a `model`, according to their answers.
     """
 
     place: Path
@@ -71,7 +71,10 @@ def answers_in_output(output: Path, source: InputFile, journal: Journal, check: 
 
 
 def answers_in_journal(source: InputFile, journal: Journal) -> EarlierAnswers:
-    """Return the models of the good answers in `journal`, which stay there. Raises ConfigError."""
+    """Return the models in the journal's good answers to lines without a `model`; the answers stay in the journal.
+
+    Raises ConfigError.
+    """
     models = set[str]()
     _, without_model = _request_positions(source)
     try:

@@ -20,7 +20,7 @@ _NOTHING = 2**64 - 1  # no record begins there
 
 
 class Journal:
-    """Answers by position, on disk. Owns the file and its lock: only one run at a time has it.
+    """Answers by position, on disk. Owns the file and its lock, which only one run at a time can hold.
 
     In memory it keeps 12 bytes per request, and the positions of failed requests.
     """
@@ -160,9 +160,10 @@ class Journal:
         self._is_synced = False
 
     def _count(self, record: JournalRecord, length: int) -> None:
-        """Count a record of an earlier run, once per position: the first, but a good answer replaces a failure.
+        """Count a record of an earlier run: the first for its position, or a good answer that replaces a failure.
 
-        A record past the end of the input is from a longer input: it counts as an answer, and `_resume` refuses it.
+        A record past the end of the input is from a longer input: `is_empty` is then false, and `_resume` refuses the
+        journal because its recorded input differs.
         """
         self.is_empty = False
         if record.position >= len(self._offsets):

@@ -66,7 +66,7 @@ def decode_header(line: bytes) -> dict[str, Any] | None:
 
 
 def is_cut_header(line: bytes) -> bool:
-    """Return whether a first line without LF may be the start of a header, whose writer was killed in the middle."""
+    """Return whether a first line without LF may be an incomplete header, left by a run that was killed."""
     begin = b' {"%b":1' % _FORMAT.encode()
     rest = line[_CRC_CHARS:]
     is_ours = rest.startswith(begin) or begin.startswith(rest)

@@ -18,7 +18,7 @@ from wire.errors import DeadlineExceeded, PdserveError, Unavailable
 
 _BUSY = frozenset({429, 529})
 _TEMPORARY = _BUSY | {408, 502, 503, 504}
-"""Statuses whose cause is not the line: it is retried."""
+"""Statuses that the line did not cause, so that the line is retried."""
 _PROBES = ("/health", "/ready")
 _PROBE_S = 30.0
 

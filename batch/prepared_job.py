@@ -65,8 +65,8 @@ def prepare(job: BatchJob) -> PreparedJob:
     """Read the whole input and open the journal, which may have answers of a stopped run.
 
     Raises ConfigError for all that can be checked before a line is sent: unusable lines, an output that cannot be
-    written or that another run is writing, a journal with answers to another input or of another model, and, for a
-    retry of failed lines, an output that is missing, of another input or of other settings.
+    written or that another run is writing, a journal with answers to another input or from another model, and, for a
+    retry of failed lines, an output that is missing, or that is from another input or other settings.
     """
     _check_places(job)
     source = InputFile.open(job.input_path, job.limits)

@@ -30,7 +30,7 @@ class BatchProgress:
     """The progress of a run. `done` includes errors and an earlier run's answers, as do the token counts.
 
     `first_error` is the custom_id and the error of the first line that failed in this run, empty if none did.
-    `warnings` counts the lines of each of the first 20 different warnings in this run.
+    `warnings` has the first 20 different warnings in this run, each with the number of lines that got it.
     `at_once` is the number of lines in flight that a busy server allows, None if it is `max_inflight`.
     """
 

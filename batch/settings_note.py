@@ -43,7 +43,7 @@ def remove_note(path: Path) -> None:
 
 
 def check_note(path: Path, answer_settings: Mapping[str, Any], output: Path, journal: Path | None) -> None:
-    """Raise ConfigError if the note's answer settings, with which `output` was made, differ from these.
+    """Raise ConfigError if the note's answer settings, those of the run that wrote `output`, differ from these ones.
 
     `journal` is the path of a stopped run's journal, None if there is none.
     """

@@ -12,7 +12,7 @@ from batch.journal import sync_folder
 from wire.errors import ConfigError
 
 _BUFFER_BYTES = 2**20
-_MODE = 0o666  # less the umask
+_MODE = 0o666  # minus the umask
 
 
 class WholeFile:

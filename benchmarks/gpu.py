@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in measure(args, device):
         rows.append(row)
         print(" ".join(cell for cell in row.cells() if cell), file=sys.stderr, flush=True)
-        if args.json:  # after each row: a run that is stopped leaves those it measured
+        if args.json:  # after each row: a run that is stopped leaves the rows measured so far
             document = {"about": about, "tiny": args.tiny, "rows": [row.document() for row in rows]}
             Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(markdown(rows))

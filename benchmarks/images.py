@@ -11,9 +11,9 @@ The kinds take turns, so a noisy machine disturbs both alike.
     gap       the longest gap between two tokens of a stream, from the burst's start to the end of its last answer:
               p50 and p99 over streams and rounds                              goal: images at most 1.1 x text
     turn      the longest turn of each process's event loop in bursts of images: its CPU time (goal: 20 ms), its length
-              without waits for a core, and its length; if the machine has other work, only the CPU time is ours
+              without waits for a core, and its length; if the machine has other work, only the CPU time is reliable
     overlap   the share of P's computing time, in bursts of images, in which its image encoder computes too, sampled
-              every 50 ms by CPU time; at most 7/8 for 8 images, since one encoder takes them in turn
+              every 50 ms by CPU time; at most 7/8 for 8 images, since one encoder encodes them in turn
 """
 
 import argparse
@@ -253,7 +253,7 @@ def print_table(row: dict[str, Any]) -> None:
     print("\n| longest turn of a loop | CPU time | without waits for a core | whole | goal |\n|---|---|---|---|---|")
     for name, turn in row["turns_ms"].items():
         print(f"| {name} | {' | '.join(f'{one:.1f} ms' for one in turn.values())} | CPU <= {TURN_GOAL_MS:g} ms |")
-    print(f"\nencoding beside {row['overlap']:.0%} of P's computing; load {row['load']:.1f}")
+    print(f"\nimages are encoded during {row['overlap']:.0%} of P's computing time; load {row['load']:.1f}")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ with raw sockets run on the second. CPU time is that of all threads of the route
 scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tokenises it, and detokenises.
 
     cost       64 streams of 2 tokens and of 256, a step every 20 ms: CPU of a 2-token request, and of one more token
-    latency    64 streams of 64 to 192 tokens, a step every 20 ms: of the first token, and of others since their step;
-               `direct` is the same client talking to the workers without a router
+    latency    64 streams of 64 to 192 tokens, a step every 20 ms: of the first token since the request was sent, of the
+               others since their step; `direct` is the same client talking to the workers without a router
     many       1,000 streams at 20 tokens/s: the lag of tokens in the first and the last quarter of the full load
     placement  among 1,000 members, in this process: CPU time of one decision, and of placing and releasing a prompt,
                which also reads the members' loads and adds to their in-flight ledgers
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = args.model or command_output("model", "path")
     rows = [*placement(), *asyncio.run(whole_placement())] if "placement" in args.only else []
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[-1]})  # the children's too
+    os.sched_setaffinity(0, {cores[-1]})  # inherited by the children
     for name in args.server:
         with ExitStack() as stack:
             server = start(stack, name, model, args)
@@ -83,7 +83,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def start(stack: ExitStack, name: str, model: str, args: argparse.Namespace) -> Server | None:
-    """Start a server; None for a router without a path."""
+    """Start a server; return None for vllm-router if --router is not given."""
     if name == "route":
         return start_route(stack, model, args.flag, args.profile)
     if name == "instances":

@@ -1,4 +1,4 @@
-"""Run a cluster under mixed load for minutes: every request must end, equal requests get equal answers, nothing grows.
+"""Run a cluster under mixed load for minutes: all requests must end, equal ones with equal answers; nothing may grow.
 
     python benchmarks/soak.py                                     10 minutes, two prefill and two decode instances
     python benchmarks/soak.py --minutes 60 --kill-every 30        an instance killed every 30 s if all serve
@@ -189,7 +189,7 @@ class Soak:
                 await asyncio.sleep(LOOK_S)
 
     async def disturb(self, until: float, every_s: float, fault: Callable[[int], Awaitable[None]]) -> None:
-        """Inject a fault into an instance every `every_s`, if all of them serve; the last with time left to recover."""
+        """Inject a fault into an instance every `every_s` seconds if all serve, the last early enough to recover."""
         while time.monotonic() + 2 * every_s < until:
             await asyncio.sleep(every_s)
             if not await asyncio.to_thread(all_living, self.client, self.args.prefill + self.args.decode):

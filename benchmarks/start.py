@@ -87,7 +87,7 @@ def replace(flags: Sequence[str], names: Sequence[str], *, is_warm: bool) -> lis
 
 
 def replaced(name: str, state: Path, *, is_warm: bool) -> dict[str, float]:
-    """Kill one process; return seconds until an answer, and by phase."""
+    """Kill one process; return the seconds until a request is answered, and those of each phase."""
     wait(lambda: not is_warm or json.loads(state.read_text())["spare"]["note"] == "warm")
     load, began = os.getloadavg()[0], time.monotonic()
     os.kill(record(state, name)["pid"], signal.SIGKILL)

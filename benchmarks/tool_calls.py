@@ -6,7 +6,7 @@
 The parser of each format reads answers in pieces of four characters, about a token each: `content`, many `calls`, one
 call with a `long` argument, incomplete markers (`begun`), and text behind a reasoning parser (`thinking`). It prints a
 line for each format, in microseconds per token. With `--tokenizer`, it prints a line for each number of tools with ten
-arguments each: the milliseconds from `tool_choice: required` to a compiled grammar, after another one was compiled.
+arguments each: the milliseconds from `tool_choice: required` to a compiled grammar, after another grammar was compiled.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""All code that differs between devices, and no other: one file per kind."""
+"""All code that differs between devices, and no other code: one file per kind."""

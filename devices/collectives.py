@@ -4,9 +4,9 @@ gloo   tensors in host memory; every test runs it
 nccl   GPUs; never run by us: it takes two GPUs
 hccl   NPUs; never run by us
 
-Traits.collective names the backend of a device kind. The caller provides the store: the two ranks of a KV link
-(kvtransfer/process_group/), or all ranks of an instance (engine/ranks/sums.py). Torch is imported only when a function
-is called.
+Traits.collective names the backend of a device kind. The caller provides the store: for the two ranks of a KV link
+kvtransfer/process_group/, for all ranks of an instance engine/ranks/sums.py. Torch is imported only when a function is
+called.
 """
 
 import importlib
@@ -36,28 +36,29 @@ class Collective:
     """How process groups of one backend are made, and their rules.
 
     `lacking` explains why the backend cannot be used here; it imports torch.
-    `make(store, rank, of, host, timeout_s, device)` returns a group; `make_link`, if not None, that of a KV link, whose
-    first operation then takes `make_s` at most. `abort(group, peer)` aborts hanging operations. On the device, sums
-    over ranks may wait for a link's operation, so each link must be abortable alone: by this, or by killing its
-    `own_process`.
+    `make(store, rank, of, host, timeout_s, device)` returns a group. `make_link`, if not None, makes a KV link's group
+    instead, and that group's first operation takes `make_s` at most. `abort(group, peer)` aborts hanging operations. On
+    the device, sums over ranks may wait for a link's operation, so it must be possible to abort each link alone: with
+    `abort`, or by killing its `own_process`.
     `on_host`: tensors are in host memory, otherwise on the device.
     `new_stream(device)` makes a stream for issuing the links' operations and returns a context manager that makes it
-    current: NCCL's own stream waits for what the thread's current stream holds, which would be the engine's work.
+    current. Without it, NCCL's own stream would wait for the work on the thread's current stream: the engine's.
     `polls`: a work's `is_completed` is reliable, and its `wait` does not return when the peer is gone; otherwise
-    completion is only seen by a thread inside `wait` (gloo).
+    only a thread inside `wait` sees the completion (gloo).
     `exact`: a receive must have the size of the send; otherwise it may be larger but not smaller: gloo calls
     std::terminate when a peer sends more bytes than the receive expects.
-    `lazy`: the first operation creates the communicator, so it counts as part of the creation.
+    `lazy`: the first operation creates the communicator, so that operation counts as part of the creation.
     `link_bytes(environ)`: device memory that a group of two uses. `free_bytes(device)`: free device memory.
     `make_s`: minimum time to allow for creating a link's communicator; an estimate where it was never run. If it is
     not 0, no ticket waits for such a link where a quicker transport works.
     `connect_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
-    `own_process`: each KV link makes its group in a process of its own, started with `defaults` in its environment,
-    and killing it is the abort, of which HCCL has none. HCCL also creates the communicator inside the first send, which
-    torch_npu puts into the one queue of a process, so a peer that hangs then would stop every operation of the process.
-    `links_by_default`: KV links use it without being named.
-    `error_handling`: the variable that says what torch does when one operation fails.
-    `launch_order`: the variable with which only one thread may launch operations on a device.
+    `own_process`: each KV link makes its group in a process of its own, started with `defaults` in its environment.
+    HCCL has no abort, so that process is killed instead. HCCL also creates the communicator inside the first send, and
+    torch_npu puts that send into the process's only queue, so a peer that hangs then would stop every operation of the
+    process.
+    `links_by_default`: KV links use this backend even if --kv-transport does not name it.
+    `error_handling`: the environment variable that says what torch does when one operation fails.
+    `launch_order`: the environment variable that allows only one thread to launch operations on a device.
     """
 
     name: str
@@ -90,7 +91,7 @@ def collective_of(device: str) -> Collective | None:
 def setting_that_exits(collective: Collective, environ: Mapping[str, str]) -> str | None:
     """Return "NAME=VALUE" if a variable makes torch end the process when one operation fails.
 
-    0 and 2 do not: ErrorHandlingMode in torch's ProcessGroupNCCL.hpp and torch_npu's ProcessGroupHCCL.hpp.
+    The values 0 and 2 do not: ErrorHandlingMode in torch's ProcessGroupNCCL.hpp and torch_npu's ProcessGroupHCCL.hpp.
     """
     name = collective.error_handling
     value = "" if name is None else environ.get(name, "").strip()
@@ -152,7 +153,7 @@ def _make_gloo(store: Any, rank: int, of: int, host: str, timeout_s: float, devi
 
 
 def _abort_gloo(group: Any, peer: int) -> None:
-    """Close the pair: gloo's own abort does nothing, but a receive that times out fails all others (torch 2.13)."""
+    """Let a receive time out: that makes all other operations fail (torch 2.13). gloo's own abort does nothing."""
     import torch
 
     group.recv([torch.empty(_ABORT_BYTES, dtype=torch.uint8)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
@@ -204,7 +205,7 @@ def _make_nccl(
     options = ProcessGroupNCCL.Options()
     if not blocking:
         options.config.blocking = 0
-        options.is_high_priority_stream = True  # from torch's other pool of 32: never a stream of sums or of the engine
+        options.is_high_priority_stream = True  # from torch's second pool of streams: sums and the engine never use it
     return ProcessGroupNCCL(store, rank, of, options)
 
 
@@ -232,7 +233,7 @@ HCCL_DEFAULTS: Mapping[str, str] = {
     "HCCL_NPU_SOCKET_PORT_RANGE": "auto",  # the same; it must be set on both ends
     "HCCL_EXEC_TIMEOUT": "204",  # seconds, not 1,836: until then a lost peer's device memory stays allocated
 }
-"""Defaults of the variables that HCCL and torch_npu read: docs/devices.md. Its interface is set in network.py."""
+"""Defaults of the variables that HCCL and torch_npu read: docs/devices.md. network.py sets HCCL's network interface."""
 
 
 def set_hccl_defaults(environ: MutableMapping[str, str]) -> None:

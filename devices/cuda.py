@@ -49,7 +49,7 @@ class CudaKind:
         return has_node(r"nvidia[0-9]+") or has_node("dxg")
 
     def lacking(self) -> str | None:
-        """See DeviceKind. Does not import torch, which takes seconds, if it has no CUDA and no card is visible."""
+        """See DeviceKind. If torch is built without CUDA and no card is visible, does not import it: that is slow."""
         if cuda_of_torch() is None and not self.sees_card():
             return versions.cuda_mismatch(versions.cuda_versions(None))
         import torch

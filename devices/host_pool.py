@@ -1,6 +1,7 @@
 """A KV pool in host memory: one sealed memfd that peers on this host can map read-only.
 
-Rank 0 makes the pools of the other ranks. Each rank maps its pool before the seal, so only it and rank 0 can write.
+Rank 0 makes the pools of the other ranks. Each rank maps its pool before the seal, so only that rank and rank 0 can
+write to the pool.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x01, 0x02, 0
 
 
 class HostPool:
-    """Owns the memory of one pool. Writable mappings are made before the seal: ours, and that of the pool's rank."""
+    """Owns the memory of one pool. Only two mappings, made before the seal, are writable: ours and the rank's own."""
 
     def __init__(self, layout: PoolLayout, share: Callable[[int], None] | None = None) -> None:
         """Reserve `layout.total_bytes`; a page uses memory once written. Raises ConfigError if that fails.

@@ -34,7 +34,8 @@ class Traits:
     before the work is done, so a step may be launched before the previous one is collected. `one_sided` is the protocol
     with which Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py). `ray_resource` is Ray's name for one
     of its devices. `image` is the kind of container image for it, if that is not `kind`. `packages` are Python packages
-    of its own, whose versions a bug report shows. `image_package` is the one by which torchvision prepares images.
+    of its own, whose versions a bug report shows. `image_package` is the package with which torchvision prepares images
+    on this kind of device.
     """
 
     kind: str
@@ -137,7 +138,7 @@ class Device(Protocol):
     def peak_bytes(self, run: Callable[[], None]) -> int:
         """Run `run`, wait for it, and return the peak increase of allocated bytes during the run.
 
-        Memory that the allocator caches counts. Nothing else may run on the device. The CPU returns 0.
+        Memory in the allocator's cache is included. Nothing else may run on the device. The CPU returns 0.
         """
         ...
 
@@ -176,7 +177,7 @@ class Device(Protocol):
 
     @property
     def checks_in_child(self) -> bool:
-        """Whether kernels are checked in a child process first: a bad one may cost its process the device."""
+        """Whether kernels are checked in a child process first: a bad kernel may make the device unusable there."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Graph:

@@ -1,4 +1,4 @@
-"""Memory of an NPU that a child process maps, by the calls with which torch_npu itself shares tensors.
+"""Memory on an NPU that a child process maps too, by the calls with which torch_npu itself shares tensors.
 
     parent  _share_npu_             CANN's key of the allocation, our offset in it, a counter of users, an event
     child   _new_shared_npu         waits for the event on its stream, and maps the allocation

@@ -1,4 +1,4 @@
-"""Memory of a device that a child process maps too: host memory as a memfd; other kinds have their own handles."""
+"""Memory on a device that a child process maps too: host memory as a memfd; other kinds have their own handles."""
 
 import mmap
 import os

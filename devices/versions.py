@@ -98,7 +98,7 @@ def npu_mismatch(found: Mapping[str, str]) -> str | None:
 
 
 def torch_of(torch_npu: str) -> str:
-    """Return the minor release of torch that torch_npu requires: from its metadata, else the same as its own."""
+    """Return the minor release of torch that torch_npu's metadata requires, else the release with the same number."""
     try:
         requires = importlib.metadata.requires("torch_npu") or ()
     except importlib.metadata.PackageNotFoundError:

@@ -32,7 +32,7 @@ _TURN = attrgetter("turn")
 class Selection:
     """The schedule of the next step, the prompts preempted for it, and the prompts that failed during selection.
 
-    A selection that `is_behind` a step not collected yet preempts no prompt; where it would have to, it `is_short`.
+    A selection that `is_behind` a step not collected yet preempts no prompt; it `is_short` if it would have had to.
     """
 
     schedule: list[ScheduledTokens] = field(default_factory=list)
@@ -139,7 +139,7 @@ class BatchState:
         return [scheduled for prompt in in_order for scheduled in prompt.to_schedule()]
 
     def _share_out(self, schedule: list[ScheduledTokens], selection: Selection) -> None:
-        """Divide the step among the sequences that get blocks; tokens that one cannot use go to the others."""
+        """Divide the step among the sequences that get blocks; tokens that one sequence cannot use go to the others."""
         unlaunched = wanted = [scheduled.sequence.unlaunched for scheduled in schedule]
         counts = self._planned(schedule, wanted)
         while (got := self._rooms(schedule, counts, selection)) != counts:
@@ -184,7 +184,7 @@ class BatchState:
             return 0
 
     def _make_room(self, prompt: Prompt, sequence: Sequence, count: int, selection: Selection) -> int:
-        """Return how many of `count` tokens have blocks: all, or one where only one fits, or none."""
+        """Return how many of `count` tokens have blocks: all of them, 1 if only one fits, or 0."""
         while count:
             try:
                 sequence.make_room(count, self._blocks, self._model, probe=prompt.state.probe)
@@ -213,7 +213,7 @@ class BatchState:
         del self.running[prompt.state.prompt_id]
         self.preemptions += 1
         if not (prompt.is_swapped_out or prompt.can_be_rebuilt):
-            selection.failed.append((prompt, NoCapacity("its KV was dropped, and this instance lacks its images")))
+            selection.failed.append((prompt, NoCapacity("the prompt's KV was dropped, and its images are not here")))
             return
         self.waiting.appendleft(prompt)
         if prompt.num_interruptions > known:
@@ -243,13 +243,14 @@ class BatchState:
         if prompt.is_swapped_out and restore(prompt, self._blocks, self.swap, self._block_size):
             return
         if not prompt.can_be_rebuilt:
-            raise InternalError("the copy of its KV cannot be read, and this instance lacks its images")
+            raise InternalError("the copy of the prompt's KV cannot be read, and this instance lacks its images")
         prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:
-        """Return whether the prompt's sequences fit the limits, its tokens the next chunk, and its KV the pool.
+        """Return whether the limits allow the prompt's sequences, the next chunk is not full, and its KV fits the pool.
 
-        One free block is reserved for each running sequence, so that a new prompt is not preempted at once.
+        A probe also starts if the running prompts fill the next chunk. One free block is reserved for each running
+        sequence, so that a new prompt is not preempted at once.
         """
         running = self.running.values()
         backlog = sum(other.unlaunched_tokens for other in running)

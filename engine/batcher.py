@@ -8,7 +8,7 @@ from wire.step_cost import StepCost
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of one step: sequences, tokens in total, and tokens of prompt chunks among them."""
+    """Limits on one step: its sequences, its tokens in total, and the tokens of prompt chunks among them."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -46,8 +46,9 @@ class Streams:
 def paced(largest: BatchLimits, cost: StepCost, streams: Streams, longest_chunk: int = 0) -> BatchLimits:
     """Return the limits of a step beside `streams`, with chunks as large as `cost` allows.
 
-    A step's gap between two tokens is at most the limit, or a tenth more than without any chunk if that is longer.
-    `longest_chunk` is the longest of which `cost` was measured: the cost of a much longer one is not known.
+    A step should take at most the gap limit (half of it with `awaits_more`) or, if the decoding alone takes about that
+    long, a tenth more than the decoding. `longest_chunk` is the longest chunk for which `cost` was measured: the cost
+    of a much longer one is not known.
     """
     limit_s, least, most = SLOW_STEP_S, _LEAST_CHUNK, largest.prefill_chunk_size
     if streams.num or streams.awaits_more:

@@ -145,7 +145,8 @@ class EngineCore:
     def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
         """End a prompt or one of its sequences; return their final outputs. Idempotent.
 
-        The blocks are free on return, except those a launched step writes: they are freed when it is collected.
+        The blocks are free on return, except those that a launched step writes: they are freed when that step is
+        collected.
         """
         prompt = self._batch.find(prompt_id)
         if prompt is None:

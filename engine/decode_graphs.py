@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = EventLogger("engine")
 _EVERY = 8
 _MAX_GRAPHS = 64
-"""Each graph costs about two runs of the network at load, three with several ranks, and memory of the driver."""
+"""Each graph costs about two runs of the network at load, three with several ranks, and memory in the driver."""
 _LINE_S = 2.0
 
 Forward = Callable[[DecodeInputs, StepAttention], torch.Tensor]
@@ -191,7 +191,7 @@ class DecodeGraphs:
         self._logits = None
 
     def fits(self, batch: StepBatch) -> bool:
-        """Return whether a graph can run this step, of which it returns only the logits."""
+        """Return whether a graph can run this step: a graph returns only logits."""
         parts = batch.sequences
         if not parts or any(part.count != 1 for part in parts):
             return False
@@ -230,7 +230,7 @@ class DecodeGraphs:
         return self._logits.index_select(0, metadata.sample_rows)
 
     def _alone_first(self, run: Callable[[], None], agree: Callable[[], None]) -> Callable[[], None]:
-        """Return `run`; its first call runs once without sums, waits for `agree`, and then runs with them."""
+        """Return a function that calls `run`; its first call first runs it once without sums and waits for `agree`."""
         assert self._reduce is not None
         alone, first = self._reduce.alone, [agree]
 

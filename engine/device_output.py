@@ -119,7 +119,7 @@ class _SearchToRead:
 def _search(
     logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int], download: Download
 ) -> list[_SearchToRead]:
-    """Rank the candidates of beam search rows, whose logits processors get log probabilities."""
+    """Rank the candidates of beam search rows; their logits processors receive log probabilities, not logits."""
     if not searching:
         return []
     picked = logits.index_select(0, upload_ints(searching, logits.device)).float().log_softmax(dim=-1)

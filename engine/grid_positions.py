@@ -54,7 +54,7 @@ class GridPositions:
         return first + offset // (height * width), first + offset // width % height, first + offset % width
 
     def _of_text(self, index: int, before: int) -> int:
-        """Return the position of a text token; `before` is the last image in front of it, -1 without one."""
+        """Return the position of a text token; `before` is the index of the last image before it, -1 without one."""
         if before < 0:
             return index
         placed = self._placed[before]

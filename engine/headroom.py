@@ -38,7 +38,7 @@ _HISTORY = (0,)
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """Limits of a step: prompt tokens and sequences in it."""
+    """Limits on a step: the prompt tokens and the sequences in it."""
 
     prompt_tokens: int
     sequences: int
@@ -57,7 +57,7 @@ class Headroom:
         return self.step_bytes + self.graph_bytes
 
     def describe(self) -> str:
-        """Return it as text for a log or an error, empty if it is zero."""
+        """Return the headroom as text for a log or an error, empty if it is zero."""
         if not self.total_bytes:
             return ""
         graphs = f", {self.graph_bytes / 2**20:.0f} MiB of it for graphs" if self.graph_bytes else ""

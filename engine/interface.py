@@ -59,7 +59,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, end) of a held prompt whose KV is ready after this step; `block_ids` is its table so far.
+    """Tokens [start, end) of a held prompt: their KV is ready after this step. `block_ids`: the prompt's table so far.
 
     The step computes them, except a prompt's first tokens if the prefix cache had their KV.
     """
@@ -91,7 +91,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """A finished pooling prompt: its values, which its kind describes. `seconds` since its start."""
+    """A finished pooling prompt with its values: those of its `Pooling.kind`. `seconds` is the time since its start."""
 
     prompt_id: str
     values: tuple[float, ...]
@@ -109,7 +109,7 @@ class StepResult:
     `interrupted`: (prompt_id, times swapped out, times dropped to token ids) of prompts preempted between two tokens.
     `num_tokens`: prompt and output tokens that the model computed. `num_served`: prompt tokens that it computed and
     output tokens that it sampled, without those of probes. `seconds`: from the step's selection, or the end of
-    the previous step if it was launched behind that one, to its own end; they never overlap.
+    the previous step if it was launched behind that one, to its own end; the times of two steps never overlap.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -146,7 +146,7 @@ class Blocks(Protocol):
         ...
 
     def take(self, num_blocks: int, prefix: Sequence[BlockName], *, probe: bool = False) -> tuple[tuple[int, ...], int]:
-        """Allocate, with cached blocks of a leading part of `prefix` first (read-only); also return their number."""
+        """Allocate cached blocks of a leading part of `prefix` (read-only) first; also return the number of these."""
         ...
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ class Engine(Protocol):
     """Continuous batching over one model and one pool."""
 
     arriving: Callable[[], Sequence[float]]
-    """Set by the instance: the `gap_limit_s` of prompts whose KV is on its way here, which long chunks would delay."""
+    """The `gap_limit_s` of each prompt whose KV is being received: long chunks would delay it. Set by the instance."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -198,7 +198,7 @@ class Engine(Protocol):
         ...
 
     def admit(self, state: PromptState, block_ids: Sequence[int], grammar: Grammar | None = None) -> None:
-        """Start a prompt whose KV, of all prompt tokens, is in `block_ids`; the engine takes over the references.
+        """Start a prompt; `block_ids` hold the KV of all its prompt tokens. The engine takes over the references.
 
         `state.outputs` has at least one token per sequence. The sequences share the blocks, copy on write. Finished
         sequences (see engine/finish.py) are not started.
@@ -208,7 +208,7 @@ class Engine(Protocol):
     def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
         """End a prompt or one of its sequences; return final outputs (token_id None, finish CANCELLED). Idempotent.
 
-        Its blocks are free on return, except those a launched step writes: they are freed when that step ends.
+        Its blocks are free on return, except those that a launched step writes: they are freed when that step ends.
         """
         ...
 

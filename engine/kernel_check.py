@@ -30,7 +30,7 @@ CHILD = "engine.kernel_child"
 NOT_HERE = 3
 """The child's exit status if it cannot use the device at all, with the reason as stderr's last line."""
 LIMIT_S = 300.0
-"""Includes compiling kernels at their first use."""
+"""The time limit of a check, which includes compiling kernels at their first use."""
 _KILLED_S = 5.0
 
 Here = Callable[[], str | None]

@@ -42,7 +42,7 @@ class Unfit(Exception):
 
 
 def modules(device: Device, *, config: dict[str, Any], dtype: str) -> None:
-    """Replace the modules of one layer with random weights by the device's ops, which are compared with them.
+    """Make one layer with random weights and replace its modules by the device's ops, comparing each with its module.
 
     Parts that differ are left out again in the serving process, too; what counts here is that the device survives.
     """
@@ -124,4 +124,4 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # a context that a kernel poisoned may never be torn down
+    os._exit(status)  # a normal exit may hang while it tears down a context that a kernel poisoned

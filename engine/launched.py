@@ -30,7 +30,7 @@ class LaunchedStep:
 
     @property
     def composition(self) -> tuple[int, int]:
-        """The sequences that it decodes, and the tokens of prompts that it computes."""
+        """The number of sequences that it decodes, and the number of prompt tokens that it computes."""
         return len(self.batch.token_ids) - self.num_chunk_tokens, self.num_chunk_tokens
 
 

@@ -82,7 +82,7 @@ def plan_pool(
 
 
 def least_blocks(block_size: int, max_model_len: int) -> int:
-    """Return the blocks of the shortest sequence that a pool must hold."""
+    """Return the number of blocks that a pool must have at least: those of the shortest sequence that must fit."""
     return -(-min(MIN_SEQUENCE_TOKENS, max_model_len) // block_size)
 
 

@@ -49,9 +49,9 @@ def load_network(
 ) -> LoadedNetwork:  # fmt: skip
     """Return the network with its weights in `dtype`. Raises ConfigError that names missing weights.
 
-    `attention` names the implementation (None: transformers' default); `shard` cuts it to one rank's part. Each
-    tensor moves to `device` when it is made, so the host never holds them all. `keep` is called after `shard`. With
-    `adds_biases`, layers get those of their biases that the network has no place for (engine/added_biases.py).
+    `attention` names the implementation (None: transformers' default); `shard` cuts the network to one rank's part.
+    Each tensor moves to `device` when it is made, so the host never holds them all. `keep` is called after `shard`.
+    With `adds_biases`, layers get those of their biases that the network has no place for (engine/added_biases.py).
     """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # no table of missing weights: ours is one line
@@ -107,7 +107,7 @@ def _check_complete(
     checkpoint: Checkpoint, network: Any, sources: Mapping[str, TensorSource], weights: Weights, missing: list[str]
 ) -> None:
     if missing:
-        raise ConfigError(f"{checkpoint.path}: {len(missing)} missing keys, the first {missing[0]}")
+        raise ConfigError(f"{checkpoint.path}: {len(missing)} missing keys, the first is {missing[0]}")
     wrong = []
     for name, tensor in network.state_dict().items():
         try:
@@ -117,7 +117,7 @@ def _check_complete(
         if stored != tuple(tensor.shape):
             wrong.append(f"{name} is stored as {stored}, but config.json implies {tuple(tensor.shape)}")
     if wrong:
-        raise ConfigError(f"{checkpoint.path}: {len(wrong)} mismatched keys, the first {min(wrong)}")
+        raise ConfigError(f"{checkpoint.path}: {len(wrong)} mismatched keys; {min(wrong)}")
 
 
 def _check_floats(
@@ -187,7 +187,7 @@ def _put(network: Any, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def _tie(network: Any, tensors: Mapping[str, torch.Tensor], stored: list[str]) -> None:
-    """Point names that the checkpoint does not store at the new tensor of the stored name they are tied to."""
+    """For each name that the checkpoint does not store, use the new tensor of the stored name to which it is tied."""
     made = {id(tensors[name]): name for name in reversed(stored)}
     for name, old in tensors.items():
         if name not in stored:

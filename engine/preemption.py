@@ -44,7 +44,7 @@ def due(running: Iterable[Prompt], after: int) -> list[Prompt]:
 
 
 def restore(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) -> bool:
-    """Allocate blocks for a swapped-out prompt and load its KV. Raises NoCapacity and changes nothing.
+    """Allocate blocks for a swapped-out prompt and load its KV. Raises NoCapacity, with nothing changed.
 
     Blocks still in the prefix cache are reused. Returns False if the copies cannot be read: the prompt is then dropped
     to its token ids.

@@ -6,7 +6,7 @@
     block  = a whole number of digests, named by its last one
 
 A name depends on every token from the first one on, so it is the same on every instance and at every block size.
-Prompts with different salt or root have no name in common, nor do prompts whose equal ids stand for other images.
+Prompts with different salt or root have no name in common, nor do prompts whose equal ids stand for different images.
 """
 
 import hashlib

@@ -49,15 +49,15 @@ class ScheduledTokens:
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """Mutable, owned by the core. `age` orders prompts: the lower, the older. All times are of the core's clock.
+    """Mutable, owned by the core. `age` orders prompts: the lower, the older. All times are by the core's clock.
 
     The lower its `turn`, the earlier it is served: probes first, then by age.
     `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was cached at the first start.
     With `beams`, `sequences` are the hypotheses emitted at the end, and the beams compute in their place.
     `images` has the embeddings of its images, None for a prompt without any and for one that was computed elsewhere.
-    `positions` are those of its tokens, None where each has its index; `spans` are its images that no chunk may cut.
-    `is_bound`: a grammar or a rule for thinking constrains its sequences. Between two of its tokens it was swapped out
-    `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
+    `positions` are those of its tokens, None if each is the token's index; `spans` are images that no chunk may cut.
+    `is_bound`: a grammar or a rule for thinking constrains its sequences. Between two of its tokens the prompt was
+    swapped out `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
     """
 
     state: PromptState
@@ -155,7 +155,7 @@ class Prompt:
 
     @property
     def can_be_rebuilt(self) -> bool:
-        """Whether its tokens can be computed here again: not if they are images whose embeddings are elsewhere."""
+        """Whether its tokens can be computed here again: False if it has images and their embeddings are elsewhere."""
         return self.images is not None or not self.state.images
 
     @property
@@ -207,7 +207,7 @@ class Prompt:
         return 0 if self.stem is None else -(-len(self.stem.token_ids) // block_size)
 
     def start(self, blocks: BlockPool, block_size: int, now: float) -> None:
-        """Take all blocks of the prompt, starting with cached ones. Raises NoCapacity and changes nothing."""
+        """Take all blocks of the prompt, starting with cached ones. Raises NoCapacity, with nothing changed."""
         assert self.stem is not None, "a prompt starts with its stem"
         num_blocks = self.num_own_blocks(block_size)
         self.stem.take(num_blocks, blocks, uses_cache=self.uses_cache, probe=self.state.probe)
@@ -244,7 +244,7 @@ class Prompt:
             sequence.drop(blocks)
 
     def finish_hypotheses(self) -> list[TokenOutput]:
-        """Finish each sequence with a hypothesis and return the tokens; with none if there are fewer hypotheses."""
+        """Finish each live sequence with a hypothesis, or with no tokens if there are too few; return the tokens."""
         assert self.beams is not None, "only a search has hypotheses"
         outputs: list[TokenOutput] = []
         winners, prompt_id = self.beams.winners, self.state.prompt_id
@@ -273,7 +273,7 @@ class Prompt:
     def _first_wanted(self) -> tuple[int, ...]:
         """Return the sequences that get a token when the prompt is computed; one row of candidates starts all beams.
 
-        A held prompt is sent to its receiver with all sequences, so even a cancelled one gets its first token.
+        A held prompt is sent to its receiver with all sequences, so even a cancelled sequence gets its first token.
         """
         if self.collected is not None:
             return ()

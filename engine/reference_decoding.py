@@ -189,7 +189,8 @@ def _choose(
 ) -> tuple[int, float]:
     """Return the next token and the distance of the draw from the token's boundaries.
 
-    Transformers' processors change the logits; the token is then the best, or the draw's by inverse CDF.
+    Transformers' processors change the logits; the token is then the best one (temperature 0), or the one that `draw`
+    selects by inverse CDF.
     """
     ids = torch.tensor([[*prompt, *outputs]])
     scores = logits[None].clone()  # [1, vocab_size]

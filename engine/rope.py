@@ -31,7 +31,7 @@ class StepRope:
 
 
 class RowRotary(torch.nn.Module):
-    """Wraps a rotary module of transformers so that it computes with its own frequencies for each row."""
+    """Wraps a rotary module of transformers so that it computes each row with that row's frequencies."""
 
     def __init__(self, rotary: Any, step: StepRope) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ LENGTH_TYPES = (DYNAMIC, LONGROPE)
 class RopeLengths:
     """A model's rope type, one of LENGTH_TYPES; sequences of up to `short_length` tokens have the short frequencies.
 
-    `recomputes`: all keys of a sequence that outgrows it are recomputed with the long frequencies.
+    `recomputes`: all keys of a sequence that outgrows `short_length` are recomputed with the long frequencies.
     """
 
     rope_type: str
@@ -41,7 +41,7 @@ class RopeLengths:
         return self.counted_prompt(prompt_length, num_tokens) > prompt_length
 
     def rotation(self, prompt_length: int) -> str:
-        """Return a name for the prompt's rotation: equal tokens have equal keys only where it is equal."""
+        """Return a name for the prompt's rotation: equal tokens have equal keys only if these names are equal."""
         if prompt_length <= self.short_length:
             return ""  # tokens beyond that are rotated by their own position, whatever the prompt
         return f"{self.rope_type} {prompt_length}" if self.rope_type == DYNAMIC else self.rope_type

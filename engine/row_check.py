@@ -55,7 +55,7 @@ class _Uncounted(TorchFunctionMode):
 def check_uncounted(network: Any) -> None:
     """Raise ConfigError if a network numbers the rows of a step itself instead of using the positions passed.
 
-    `network` runs our attention, and may be on the meta device. Raises RuntimeError if it is there and reads its data.
+    `network` runs our attention. It may be on the meta device: then RuntimeError is raised if it reads tensor data.
     """
     attach(network, _Alone())
     place = next(iter(network.parameters())).device
@@ -90,7 +90,7 @@ def check_rows(network: Any, dtype: str) -> None:
 
 
 def _largest_difference(network: Any, token_id: int, position: int) -> float:
-    """Return the relative difference of a token's logits, queries and keys with neighbours and alone."""
+    """Return the largest relative difference between a token's logits, queries and keys with a neighbour and alone."""
     alone = _run_last_token(network, [token_id], position)
     with_neighbour = [_run_last_token(network, [neighbour, token_id], position) for neighbour in _NEIGHBOURS]
     pairs = [pair for other in with_neighbour for pair in zip(alone, other, strict=True)]

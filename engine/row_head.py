@@ -42,7 +42,7 @@ class RowHead:
         return states
 
     def slices(self, rows: torch.Tensor, vocab_size: int) -> Iterator[torch.Tensor]:
-        """Yield the logits of `rows` of the last step in order, [rows of a slice, vocab_size]; free its states."""
+        """Yield the logits of `rows` of the last step in order, [rows of a slice, vocab_size]; drop the kept states."""
         kept, self._kept = self._kept, None
         if kept is None or not hasattr(kept[1], "last_hidden_state"):
             raise InternalError(f"{type(self._network).__name__} has no decoder whose hidden states can be kept")

@@ -81,7 +81,7 @@ class Sequence:
         self.token_ids.append(token_id)
 
     def take(self, num_blocks: int, blocks: BlockPool, *, uses_cache: bool, probe: bool) -> None:
-        """Start with `num_blocks`, using cached prefix blocks first. Raises NoCapacity and changes nothing.
+        """Start with `num_blocks`, using cached prefix blocks first. Raises NoCapacity, with nothing changed.
 
         At least one token remains to compute: sampling the next one needs its logits.
         """
@@ -140,7 +140,7 @@ class Sequence:
         )  # fmt: skip
 
     def recount(self, rope: RopeLengths, blocks: BlockPool) -> None:
-        """Drop KV rotated for a shorter sequence, once this has grown past the length at which the model recomputes it.
+        """Drop KV rotated for a shorter sequence, once this one has passed the length where the model recomputes KV.
 
         The new KV has no names: other prompts start rotated for their own lengths.
         """
@@ -159,7 +159,7 @@ class Sequence:
         return self.num_computed + self.num_pending + count <= self.num_writable
 
     def make_room(self, count: int, blocks: BlockPool, model: Model, *, probe: bool) -> None:
-        """Reserve blocks for the next `count` tokens, copying a shared one. Raises NoCapacity and changes nothing."""
+        """Reserve blocks for the next `count` tokens, copying a shared one. Raises NoCapacity, with nothing changed."""
         block_size = model.info.layout.block_size
         missing = self.blocks_missing(count, blocks, block_size)
         if missing:

@@ -2,8 +2,8 @@
 
 EngineCore --StepBatch--> Model.launch --> PendingStep.collect --StepOutput--> EngineCore
 
-A step makes a SampleRow and a BatchSequence for every sequence, so these are not frozen, which would take four to seven
-times as long to make. They are never changed.
+A step makes a SampleRow and a BatchSequence for every sequence. These classes are not frozen, because frozen objects
+take four to seven times as long to make; even so, nothing changes their objects.
 """
 
 from array import array
@@ -180,7 +180,7 @@ class Model(Protocol):
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Start one step; if it raises, no work of it is running any more.
 
-        `layer_done(layer)` is called when each layer's KV is written; where the model runs ahead, when that is
+        `layer_done(layer)` is called when each layer's KV is written; where the model runs ahead, when the write is
         launched: the pool then has an event for its completion (devices/device_pool.py).
         """
         ...

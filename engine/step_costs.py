@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from wire.step_cost import StepCost
 
 _KEPT = 0.98
-"""The weight of a step when the next one of its kind is measured: about the last 50 count."""
+"""The factor on a step's weight for each later step of its kind: about the last 50 steps count."""
 _OUTLIER = 4.0
-"""A step counts as at most this many times what was expected: the machine may have been kept from running."""
+"""A step's time counts as at most this many times the expected time: the process may have been kept from running."""
 _LEAST_SPREAD = 0.1
-"""The standard deviation of the sequences decoded, relative to their mean, that shows what one of them costs."""
+"""The least standard deviation of the number of sequences, relative to its mean, that shows what one of them costs."""
 _DOUBT = 2.0
-"""Added to their variance, divided by the steps measured: a difference between the first few may be chance."""
+"""Divided by the number of steps measured, this is added to the variance: the first few may differ by chance."""
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ def make_output(
 def _choose_with_search(
     logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int], chooser: Chooser
 ) -> tuple[Sampled, list[Candidates | None]]:
-    """Sample the rows without beam search and rank candidates of the others; their processors get logprobs."""
+    """Sample the rows without beam search; rank candidates of the others, whose processors receive logprobs."""
     others = [i for i in range(len(rows)) if not rows[i].candidates]
     drawn = sample(logits[others], [rows[i] for i in others], chooser)
     token_ids = [0] * len(rows)

@@ -38,7 +38,10 @@ class ThinkingMatcher:
 
     @property
     def is_free_for_two(self) -> bool:
-        """Whether any token may follow, and any other one after it: no grammar may begin, nor the budget be spent."""
+        """Whether any token may follow, and then any token after that one.
+
+        False if there is a grammar, or if the first of the two tokens may use up the budget.
+        """
         budget = self._rule.budget
         if self._grammar is not None or budget is None:
             return self._grammar is None

@@ -146,11 +146,11 @@ class TorchModel:
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Compute one step. `layer_done(layer)` is called when each layer's KV is written, before its attention.
 
-        Where the model runs ahead, both are only launched; an event of the pool shows when the layer is written.
+        Where the model runs ahead, the step is only launched; an event of the pool shows when a layer's KV is written.
         """
         if self._fused is not None and not batch.pooling_rows:
             return self._compute(batch, layer_done)
-        with torch.inference_mode():  # not in the fused path: entering it costs a decode step more than its embedding
+        with torch.inference_mode():  # not in the fused path: entering it costs more than a decode step's embedding
             return self._launch(batch, layer_done) if self.runs_ahead else self._compute(batch, layer_done)
 
     def _compute(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DoneStep:
@@ -176,7 +176,7 @@ class TorchModel:
     def _wait_for_launched(self, error: BaseException) -> None:
         """Wait for the launched work of a failed step: it may write blocks that are about to be freed.
 
-        Raises InternalError if that exceeds the limit of the steps in flight; a liveness check then finds out why.
+        Raises InternalError if that exceeds the time limit of the steps in flight; a liveness check then finds out why.
         """
         done = self._opened.event()
         done.record()
@@ -199,7 +199,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
-        """Compute one step; return the logits of its sampled rows, [num_samples, vocab_size], valid until the next."""
+        """Compute a step; return the logits of its sampled rows, [num_samples, vocab_size], valid until the next."""
         return self._logits(batch, layer_done)
 
     def _logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> torch.Tensor:

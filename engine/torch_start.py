@@ -51,7 +51,7 @@ def prepare_torch(num_threads: int, environ: MutableMapping[str, str] = os.envir
 def only_meanwhile(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
     """Undo on exit the settings of the two functions above: a process that only embeds us keeps its environment.
 
-    If several are active, in any threads, the last to exit restores the values before the first.
+    If several are active, in any threads, the last to exit restores the values from before the first.
     """
     with _guard:
         kept = _kept.setdefault(id(environ), _Kept({name: environ.get(name) for name in _SET}))

@@ -23,7 +23,7 @@ from wire.errors import InstanceLost, PdserveError
 
 _log = EventLogger("engine")
 _NUM_CHECKS = 4
-"""Checks within the time limit of a tiny op."""
+"""How often the device's work is checked within the time limit of a tiny op."""
 
 OnLost = Callable[[PdserveError], None]
 """Called once when the device is lost: the instance must exit."""

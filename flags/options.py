@@ -1,7 +1,7 @@
 """Flags declared once: a frozen dataclass per kind of process, from which its argparse flags are generated.
 
-`EngineOptions` are the flags that every process of a cluster accepts, as in the guide: instances use all of them, the
-scheduler only the model, its length and its names.
+`EngineOptions` are the flags that every process of a cluster accepts, as in the guide: instances use all of them, but
+the scheduler only some, such as those for the model, its maximum context length and its served names.
 """
 
 import argparse
@@ -64,8 +64,10 @@ class EngineOptions:
     served_model_name: tuple[str, ...] = flag((), "names clients use (default: --model as typed)", many=True)
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(0, "port to listen on (default: 9000 for a cluster, 8000 for pdserve serve)", parse=int)
-    ip: str | None = flag(None, "an instance's address in the table, to listen on (default: listen on --host)")
-    kv_ip: str | None = flag(None, "address of its KV links, to listen on and connect from (default: the table's)")
+    ip: str | None = flag(None, "an instance's address in the table, on which it listens (default: listen on --host)")
+    kv_ip: str | None = flag(
+        None, "address that an instance's KV links listen on and connect from (default: the table's)"
+    )
     dtype: str = flag("auto", "dtype of weights and KV", choices=("auto", "float32", "bfloat16", "float16"))
     device: str = flag(
         "auto", "where the engine runs; auto: an NPU, else a GPU, else the CPU", choices=("auto", "cpu", "cuda", "npu")
@@ -84,7 +86,7 @@ class EngineOptions:
         " decoding alone takes longer",
         parse=float,
     )
-    tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
+    tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: one for each device)", parse=int)
     share_devices: bool = flag(False, "let instances of the ranktable share a GPU (never an NPU)")
     rank_timeout: float = flag(10.0, "seconds a step may take: ranks that wait longer for each other exit", parse=float)
     quantization: str | None = flag(
@@ -131,14 +133,17 @@ class EngineOptions:
 
 
 def is_switch(field: "dataclasses.Field[Any]") -> bool:
-    """Return whether a flag takes no value but has a `--no-` form; with None as the default, it is left undecided."""
+    """Return whether a flag takes no value but has a `--no-` form; without a default, neither is assumed."""
     return field.type in (bool, bool | None)
 
 
 def add_flags(
     parser: argparse.ArgumentParser, options: type[Any], title: str | None = None, without: Collection[str] = ()
 ) -> None:  # fmt: skip
-    """Add the flags of a dataclass to `parser` under `title`, else in groups; unset ones stay out of the namespace."""
+    """Add the flags of a dataclass to `parser`: under `title` if given, else each in its group.
+
+    Flags that are not passed stay out of the namespace.
+    """
     fields = [field for field in dataclasses.fields(options) if field.metadata and field.name not in without]
     if title is None:
         fields.sort(key=lambda field: place_of(field.name)[0])

@@ -27,7 +27,7 @@ class VisionFamily:
 
     A chat template writes `placeholder_id` for an image. In the prompt it becomes the text `around`, `begin_ids`, then
     `token_id` count times, `end_ids` and `around` again. Only the `token_id`s get the image's embeddings.
-    A template that takes texts only gets the text of `written_ids` for an image.
+    A template that accepts only text gets the text of `written_ids` in place of an image.
     """
 
     model_type: str
@@ -107,7 +107,7 @@ VISION_TYPES = tuple(_FAMILIES)
 def _refuse(processor: Settings, **refused: bool) -> None:
     for name, value in refused.items():
         if processor.get(name) is value:
-            raise ConfigError(f"the image processor has {name}: {str(value).lower()}, which is not available")
+            raise ConfigError(f"the image processor has {name}: {str(value).lower()}, which is not supported")
 
 
 def _part(config: Settings, name: str) -> Settings:
@@ -122,4 +122,4 @@ def _number(config: Settings, *names: str) -> int:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-    raise ConfigError(f"config.json has no number {' or '.join(names)} for its images")
+    raise ConfigError(f"config.json must have {' or '.join(names)} for its images, a number of 0 or more")

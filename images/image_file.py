@@ -1,4 +1,4 @@
-"""Image files by Pillow: an allow list of formats and a limit of pixels, checked before anything is decoded.
+"""Image files by Pillow: an allow list of formats and a limit on pixels, checked before anything is decoded.
 
 Only child processes with limits call this: the files come from users.
 """
@@ -13,7 +13,7 @@ from wire.errors import InvalidRequest
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 64 * 2**20
-"""The limit for one image, which has three bytes a pixel once decoded."""
+"""The limit for one image; a decoded image has three bytes per pixel."""
 _ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap width and height
 
 
@@ -45,10 +45,10 @@ def _open(data: bytes) -> Image.Image:
             warnings.simplefilter("ignore")  # Pillow's warning about many pixels: the limit below is ours
             image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
-        raise InvalidRequest(f"an image of too many pixels: the limit is {MAX_PIXELS} pixels") from error
+        raise InvalidRequest(f"the image has too many pixels: the limit is {MAX_PIXELS} pixels") from error
     except Exception as error:  # as above
         raise InvalidRequest(f"not an image in a supported format ({', '.join(FORMATS)}): {error}") from error
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise InvalidRequest(f"an image of {width} x {height} pixels, but the limit is {MAX_PIXELS} pixels")
+        raise InvalidRequest(f"the image has {width} x {height} pixels, but the limit is {MAX_PIXELS} pixels")
     return image

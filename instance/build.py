@@ -81,7 +81,8 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
     warn_of_settings(config.options.kv_transport, engine.memories[0], config.num_ranks, os.environ)
     _log.info("kv_mover", name=process_mover().name)
     far = connect_ranks(config, engine.memories, identity)
-    step_s = config.options.rank_timeout if far else math.inf  # only sums on a device can block a link's operations
+    # Only the ranks' sums on a device can block a link's operations.
+    step_s = config.options.rank_timeout if far else math.inf
 
     def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:
         rank = far.get(memory.layout.rank)

@@ -75,11 +75,11 @@ class InstanceConfig:
         return usable_threads(self.cores, share=self.quota_share)
 
     def max_num_batched_tokens(self, max_model_len: int) -> int:
-        """Return the token limit of a whole step: the flag, raised to the model's length."""
+        """Return the limit on a whole step's tokens: the flag, raised to the model's maximum length."""
         return max(self.options.max_num_batched_tokens or 2048, max_model_len)
 
     def prefill_chunk_size(self, device: str) -> int:
-        """Return the limit of a step's prompt tokens on `device` ("npu:0"): the flag, else the device's default."""
+        """Return the limit on a step's prompt tokens for `device` ("npu:0"): the flag, else the device's default."""
         return self.options.prefill_chunk_size or traits_of(device).prefill_chunk_size
 
     def block_size(self, device: str) -> int:

@@ -1,6 +1,6 @@
 """One living process per table entry and host: an abstract Unix socket, whose name a second process cannot bind.
 
-The name includes the table's digest, which distinguishes clusters; a process that follows its table binds more names.
+The name includes the table's digest, which distinguishes clusters; a process whose table changes binds another name.
 
 The kernel frees the name when the process dies, however it dies; nothing is written to disk.
 """
@@ -19,7 +19,7 @@ _MAX_TABLES = 8
 
 
 class EntryLock:
-    """Holds a table entry for this process. Raises ConfigError, naming both, if another process holds it."""
+    """Holds a table entry for this process. Raises ConfigError, naming both processes, if another one holds it."""
 
     def __init__(self, table_digest: str, server_ip: str, device_ids: tuple[str, ...]) -> None:
         self._server_ip, self._device_ids = server_ip, device_ids
@@ -27,7 +27,10 @@ class EntryLock:
         self.hold(table_digest)
 
     def hold(self, table_digest: str) -> None:
-        """Hold the entry under this table's digest too; keeps the latest few. Raises ConfigError as at the start."""
+        """Hold the entry under this table's digest too, and release the oldest of more than _MAX_TABLES digests.
+
+        Raises ConfigError as at the start.
+        """
         if table_digest in self._sockets:
             return
         devices = ",".join(self._device_ids)

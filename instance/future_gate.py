@@ -1,4 +1,4 @@
-"""Hold back the commands of prompts until a future of theirs is done: a compiled grammar, an image's embeddings."""
+"""Hold back a prompt's command until the future of what it needs is done: a compiled grammar, images' embeddings."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Refuse = Callable[[PdserveError], None]
 class FutureGate(Generic[T]):
     """Commands that wait, one per prompt. Runs on the event loop's thread, as does the session owning it.
 
-    So a cancel finds the prompt either here or where its command was passed on: there is no gap between the two.
+    So a cancel finds the prompt either here or where its command was passed on to: there is no gap between the two.
     """
 
     def __init__(self, what: str, loop: asyncio.AbstractEventLoop) -> None:
@@ -40,7 +40,7 @@ class FutureGate(Generic[T]):
         """Forget a prompt: neither of its callbacks is called any more. Returns whether it was waiting."""
         future = self._waiting.pop(prompt_id, None)
         if future is not None:
-            future.cancel()  # fails, as it should, if other prompts share the future: it is running already
+            future.cancel()  # no effect if other prompts share the future, as it is then running already
         return future is not None
 
     def drop_all(self) -> None:

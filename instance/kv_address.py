@@ -10,7 +10,7 @@ _ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 - compared, never bound
 
 
 def kv_host(config: InstanceConfig) -> str:
-    """Return the address that KV listeners bind to; if --host is a wildcard, the table's, which peers dial."""
+    """Return the address that KV listeners bind to: --kv-ip, else --host, but the table's if that is a wildcard."""
     if config.options.kv_ip is not None:
         return config.options.kv_ip
     return config.server_ip if config.options.host in _ANY_HOST else config.options.host

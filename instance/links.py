@@ -16,7 +16,7 @@ from wire.types import KvEndpoint
 _log = EventLogger("instance")
 
 MEASURE_TIMEOUT_S = 10.0
-TURN_TIMEOUT_S = 30.0  # both limits together are less than a scheduler waits for the answer
+TURN_TIMEOUT_S = 30.0  # the sum of both limits is less than the time that a scheduler waits for the answer
 
 
 class LinkedSender(Sender, Protocol):
@@ -59,7 +59,7 @@ def add_links(load: LoadSnapshot, sender: LinkedSender, receiver: CountedReceive
 class LinkMeasurer:
     """Owner of the measurements: one at a time, each on a thread of its own, as it waits for a peer.
 
-    A second one of the same session is refused; one of another session waits for its turn.
+    A session's second measurement is refused while its first has not ended; one of another session waits for its turn.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Load an engine in a daemon thread: the process can end while it hangs, as on a device that waits for a lost rank."""
+"""Load an engine in a daemon thread: the process can end even if the load hangs because another rank was lost."""
 
 import asyncio
 import contextlib

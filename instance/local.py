@@ -27,7 +27,7 @@ class LocalInstance:
     ) -> "LocalInstance":
         """Load the model and start the engine thread. `on_lost`: see build_engine.
 
-        Raises the error of the load, or of a rank lost meanwhile, whose load may never return.
+        Raises the error of the load, or that of a rank lost meanwhile: the load itself may then never return.
         """
         loop = asyncio.get_running_loop()
 
@@ -44,7 +44,7 @@ class LocalInstance:
             host = InstanceHost(config, engine, identity, config.options.port, time.monotonic, grammars, loaded.images)
             connect_handoff(config, engine, identity, host)
         except BaseException:
-            await asyncio.to_thread(loaded.close)  # its ranks are processes
+            await asyncio.to_thread(loaded.close)  # also ends the processes of its ranks
             raise
         return cls(host, loaded.notes)
 

@@ -63,7 +63,10 @@ def warn_of_settings(named: Sequence[str], memory: PoolMemory, num_ranks: int, e
         consequence = "a peer that dies ends this process, not only its link; 0, the default, prevents that"
         _log.warning("failed_operation_exits", setting=exits, consequence=consequence)
     if order is not None and num_ranks > 1 and has_links:
-        consequence = "sums and links are launched by two threads, of which one may fail; 0, the default, prevents that"
+        consequence = (
+            "sums over ranks and KV links are launched by two threads, and operations of one may fail; 0, the default, "
+            "prevents that"
+        )
         _log.warning("launches_race", setting=order, consequence=consequence)
 
 

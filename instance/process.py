@@ -143,7 +143,7 @@ def _entry_name(config: InstanceConfig, table_digest: str) -> str:
 
 
 def _exit_despite_native_threads(error: PdserveError | None = None) -> None:
-    """Exit at once if a thread is still in native code: a normal exit would abort under it, or wait for it forever.
+    """Exit at once if a thread is still in native code: a normal exit could crash there, or wait for it forever.
 
     Such a thread loads, runs a long step or waits for a device. `error` is printed here, as nothing else will print it.
     """
@@ -175,7 +175,7 @@ async def _load_unless_stopped(
 ) -> Loaded | None:  # fmt: skip
     """Load, and return None if a signal arrived meanwhile.
 
-    Raises the error of the load, or of a rank lost meanwhile, whose load may never return.
+    Raises the error of the load, or that of a rank lost meanwhile: the load itself may then never return.
     """
     loading = start_load(lambda: with_image_encoder(config, *build_engine(config, shutdown.lost, marks.set)))
     stopped = asyncio.create_task(shutdown.stop.wait())

@@ -54,7 +54,7 @@ class Sessions:
         self._by_scheduler = MappingProxyType(left)
 
     def emit(self, event: Event, *, but: InstanceSession | None = None) -> None:
-        """Emit an event to every session but this one."""
+        """Emit an event to every session except `but`."""
         for session in self._by_scheduler.values():
             if session is not but:
                 session.emit(event)
@@ -65,7 +65,7 @@ class Sessions:
             self.emit(Heartbeat(self._load()))
 
     def beat(self) -> None:
-        """Send each scheduler a heartbeat; end the sessions of those that were silent for their lease."""
+        """Send each scheduler a heartbeat; end the session of each that was silent for longer than its lease."""
         for session in tuple(self._by_scheduler.values()):
             try:
                 if session.silent_for() > session.hello.lease_s:

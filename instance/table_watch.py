@@ -64,7 +64,7 @@ class WatchedInstance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnTable:
-    """A table, the addresses of its hosts, and why it lacks our entry (empty if it has it)."""
+    """A table, the addresses of its hosts, and why our entry is not in it (empty if the entry is there)."""
 
     table: GlobalTable
     hosts: frozenset[str]
@@ -74,7 +74,7 @@ class OwnTable:
 def stage(gone_s: float | None, *, in_session: bool, is_busy: bool) -> Stage:
     """Return the stage `gone_s` seconds after the entry was removed (None: it is listed). Pure.
 
-    The scheduler drains us by its own table and then ends the session. A scheduler that does not has a different table.
+    The scheduler drains us by its own table and then ends the session; if it does not, its table is a different one.
     """
     if gone_s is None:
         return Stage.BELONGS

@@ -51,7 +51,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The sending ranks for receivers with a given number of ranks; `speaker` sends the description to rank 0 there."""
+    """The sending ranks for receivers with a given number of ranks; `speaker` sends their rank 0 the description."""
 
     ranks: tuple[int, ...]
     speaker: int

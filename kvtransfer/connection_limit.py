@@ -2,7 +2,7 @@
 
 accepted -> waiting (its handshake is in progress) -> inside (its identity is proven)
                |
-               +-> displaced by a later one: the oldest of its address, or the oldest of all
+               +-> displaced by a later connection, if this is the oldest from its address, or the oldest of all
 """
 
 import threading
@@ -55,7 +55,10 @@ class ConnectionLimit:
         """Admit a connection after its handshake. Raises Unavailable, with the limit, if displaced or full."""
         with self._lock:
             if number not in self._waiting:
-                raise Unavailable(f"displaced by later connections: at most {self._max_waiting} handshakes at once")
+                raise Unavailable(
+                    f"displaced by later connections: the limits are {self._max_waiting} handshakes at once, and "
+                    f"{self._max_of_address} from one address"
+                )
             if len(self._inside) >= self._max_inside:
                 raise Unavailable(f"{len(self._inside)} KV links are open, but the limit is {self._max_inside}")
             del self._waiting[number]

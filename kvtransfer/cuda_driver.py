@@ -60,7 +60,7 @@ class CudaDriver:
 
 
 class CudaPool:
-    """Owner of one mapping of a peer's pool, as memory of `device`, whose kernels read it."""
+    """Owner of one mapping of a peer's pool, made so that the kernels of `device` can read it."""
 
     def __init__(self, handles: PoolHandles, device: torch.device) -> None:
         """Raises OSError."""
@@ -92,7 +92,7 @@ class CudaPool:
 
 
 def _bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-    """Return memory as a tensor of `device`: torch's public functions would make one of the device that holds it."""
+    """Return memory as a tensor on `device`: torch's public functions would use the one that holds the memory."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, num_bytes)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)  # [num_bytes]
 

@@ -285,7 +285,7 @@ class FarReceiver:
         return []
 
     def close(self) -> None:
-        """Do both of the above."""
+        """Do what `end` and `end_links` do."""
         self.end()
         self.end_links()
 

@@ -41,7 +41,7 @@ def greet(
     _answer_challenge(stream, hello, encoded[PREFIX.size :], timeouts, trust)
     welcome = decode_welcome(_receive_answer(stream, MessageType.WELCOME, hello, timeouts))
     if (welcome.receiver_epoch, welcome.link_epoch) != (hello.receiver_epoch, hello.link_epoch):
-        raise WireError("WELCOME has another epoch")
+        raise WireError("WELCOME has a different epoch")
     outlet = transport.outlet(stream, hello, timeouts)
     try:
         _receive_answer(stream, MessageType.READY, hello, timeouts)

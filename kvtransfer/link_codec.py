@@ -62,7 +62,7 @@ _NUMBERS: dict[MessageType, tuple[type[NumbersMessage], struct.Struct]] = {
     MessageType.READ: (Read, _NOTHING),
     MessageType.HELD: (Held, _NOTHING),
 }
-"""The messages of a ticket with numbers only, which are packed in the order of the message's fields."""
+"""The messages about a ticket that have only numbers; the numbers are packed in the order of the message's fields."""
 _TYPES = {message: kind for kind, (message, _) in _NUMBERS.items()}
 _MAX_BODY = {
     MessageType.HELLO: 1 << 20,

@@ -171,5 +171,5 @@ class Signal:
 
 SIGNALS = (MessageType.PING, MessageType.PONG, MessageType.PROBE, MessageType.PROBED)
 NumbersMessage = Open | Nack | Taken | Ack | Renew | Read | Held
-"""The messages of a ticket that have only numbers besides its id."""
+"""The messages about a ticket that have only numbers besides its id."""
 TicketMessage = NumbersMessage | Frame | Commit | Abort

@@ -110,8 +110,8 @@ def merge_puts(ops: Iterable["Op"]) -> list["Op"]:
     """Join the queued puts of one ticket: a link with a backlog sends fewer, larger frames.
 
     A put that continues an earlier one's tokens in the same layer is joined to it; then layers with the same tokens are
-    joined. All else keeps its order. A put still being computed is not joined to an earlier one, which would then wait
-    for its mark too.
+    joined. All else keeps its order. A put still being computed is not joined to an earlier one, because the earlier
+    one would then wait for the later mark too.
     """
     return _join(_join(ops, _key_of_layers, _join_adjacent), _key_of_tokens, _with_layers)
 
@@ -167,8 +167,8 @@ class LinkSettings:
     """The settings that all links of one sender share.
 
     A link calls `acked(ticket_id, stats)` when the receiver has acked. `claim(ticket_id)` is True exactly once: for
-    the caller that reports the ticket's failure; its other links drop it. While `is_open(ticket_id)` its blocks are
-    held; `catch_up()` is False if the aborts made in another process could not be received.
+    the caller that reports the ticket's failure; the ticket's other links drop it. While `is_open(ticket_id)` is True,
+    the ticket's blocks are held; `catch_up()` is False if the aborts made in another process could not be received.
     """
 
     instance_id: str

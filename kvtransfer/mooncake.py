@@ -83,7 +83,7 @@ class MooncakeTransport:
         return MooncakeOutlet(memory, timeouts)
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeInlet":
-        """Receive the address of the sender's ring and register its own staging memory. Raises Unavailable, WireError.
+        """Receive the address of the sender's ring; register this side's staging memory. Raises Unavailable, WireError.
 
         The first link starts the engine.
         """

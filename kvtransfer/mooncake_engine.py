@@ -19,7 +19,7 @@ from kvtransfer.staging import Staging
 from telemetry.logs import EventLogger
 
 _log = EventLogger("kvtransfer")
-_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its minimum; its default is 30
+_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # the engine's minimum; its default is 30
 _PORT_VARIABLES, _DEFAULT_PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"), (15_000, 17_000)  # the package's defaults
 _MIN_PORT, _LAST_PORT = 1_024, 65_535  # the ports that the package accepts
 _MAX_RETIRED = 16
@@ -49,7 +49,7 @@ def read_method_of(device: str) -> ReadMethod:
 
 
 class StagingMemory(Protocol):
-    """Staging memory as the engine and its links use it: of the host (staging.py) or a device (device_staging.py)."""
+    """Staging memory as the engine and its links use it: on the host (staging.py) or a device (device_staging.py)."""
 
     @property
     def address(self) -> int:
@@ -71,7 +71,7 @@ class StagingMemory(Protocol):
 
 
 class MooncakeEngine:
-    """The package's engine at one address; translates its status codes to OSError. It reads memory of `device`."""
+    """The package's engine at one address; translates its status codes to OSError. It reads memory on `device`."""
 
     def __init__(self, host: str, device: str = "cpu") -> None:
         """Start it: it listens from now on. Raises OSError."""

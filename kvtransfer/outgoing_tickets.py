@@ -263,7 +263,7 @@ class OutgoingTickets:
         self._outbox.add([encode(Held(read.ticket_id, read.epoch))])
 
     def _holds_blocks(self, entry: _OpenTicket) -> bool:
-        """Return whether no abort so far freed the ticket's blocks; rank 0 does so in its own process.
+        """Return whether the ticket's blocks are still held: rank 0 may have aborted the ticket in its own process.
 
         Raises HandoffFailed if rank 0 does not answer.
         """

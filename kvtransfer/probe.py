@@ -31,7 +31,7 @@ _MAX_FRAMES_IN_FLIGHT = 4
 def check_num_bytes(num_bytes: int) -> None:
     """Raise InvalidRequest if the number of bytes is zero or over the limit."""
     if not 0 < num_bytes <= MAX_MEASURE_BYTES:
-        raise InvalidRequest(f"a measurement of {num_bytes} bytes: must be 1 to {MAX_MEASURE_BYTES}", "num_bytes")
+        raise InvalidRequest(f"num_bytes is {num_bytes}, but must be 1 to {MAX_MEASURE_BYTES}", "num_bytes")
 
 
 @dataclass(slots=True)

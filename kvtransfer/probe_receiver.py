@@ -11,7 +11,7 @@ from kvtransfer.stream import Stream
 from kvtransfer.transport_interface import Inlet
 from wire.errors import HandoffFailed
 
-PROBE_BYTES = 1 << 20  # limit of one frame
+PROBE_BYTES = 1 << 20  # the limit for one frame
 
 
 class ProbeReceiver:

@@ -1,10 +1,12 @@
-"""CHALLENGE and PROOF: before WELCOME each end proves that it holds the cluster secret, over both nonces and HELLO.
+"""CHALLENGE and PROOF: before WELCOME each end proves that it holds the cluster secret.
+
+A proof covers both nonces and the HELLO.
 
 CHALLENGE | nonce 16 bytes | proof 32 bytes | texts: fingerprint, host |
 PROOF     | proof 32 bytes | texts: fingerprint, host |
 
-If neither end has a secret, fingerprints are empty and proofs zero, and the peer's address is checked instead: it must
-be in the global table on TCP, and a process of the same user on a Unix socket.
+If neither end has a secret, fingerprints are empty and proofs zero. The peer itself is checked instead: on TCP its
+address must be in the global table, on a Unix socket its process must run as the same user.
 """
 
 import secrets
@@ -29,7 +31,7 @@ _PURPOSE = "kv"
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The receiver's proof and request for the sender's; `fingerprint` is empty if it has no secret."""
+    """The receiver's proof and request for the sender's; `fingerprint` is empty if the receiver has no secret."""
 
     nonce: bytes
     proof: bytes
@@ -49,8 +51,8 @@ class Proof:
 def check_peer(stream: Stream, trust: Trust) -> None:
     """Raise an error for a peer that must not even start the handshake.
 
-    Raises Incompatible for an unlisted address without a secret, Unavailable for another user's Unix socket, since TCP
-    may work.
+    Raises Incompatible for an address that is not in the table, if there is no secret, and Unavailable for another
+    user's Unix socket, since TCP may work.
     """
     sock = stream.socket
     try:

@@ -70,5 +70,5 @@ class RankReceiver(Protocol):
         ...
 
     def close(self) -> None:
-        """Do both, and join the threads."""
+        """Do what `end` and `end_links` do, and join the threads."""
         ...

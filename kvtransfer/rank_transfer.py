@@ -3,8 +3,9 @@
 rank 0 == Unix socket ==> received: in order, by the receiving thread, or by a link's thread that must catch up
        <= Unix socket === sent:     by one thread, from a queue, so that reports never block
 
-A ticket that a link's peer names may still be in rank 0's queue, and so may the abort of one about to be committed:
-the link's thread sends CATCH_UP, and handles messages until CAUGHT_UP arrives, which follows all earlier ones.
+A ticket that a link's peer names may still be in rank 0's queue, and so may the abort of a ticket about to be
+committed: so the link's thread sends CATCH_UP, and handles messages until CAUGHT_UP arrives. Rank 0 sends CAUGHT_UP
+after all earlier messages.
 
 Rank 0 decides on tickets; the receiver here only reports on its shares.
 """
@@ -130,7 +131,7 @@ class RankTransfer:
         )  # fmt: skip
 
     def _handle_messages(self) -> None:
-        """Handle rank 0's messages until it exits: then this process is about to end."""
+        """Handle rank 0's messages until rank 0 exits: then this process is about to end."""
         try:
             while not self._closing.is_set():
                 if self._channel.has_more(_POLL_S):
@@ -188,7 +189,7 @@ class RankTransfer:
                 self._reports.take(message)
 
     def _await_marks(self, ticket_id: str, count: int) -> bool:
-        """Wait until this rank has launched what rank 0 had when it reported a layer; end the ticket on a timeout."""
+        """Wait until this rank has launched the layer that rank 0 has reported; end the ticket on a timeout."""
         pool = device_memory(self._memory)
         if pool is None or pool.await_marks(count, _SEND_S):
             return True
@@ -258,7 +259,7 @@ class Reports:
         self._send(RankMessage.RELEASED, pack_numbers(ticket_id))
 
     def progress(self, ticket_id: str) -> int:
-        """See ShareReports: for the other ranks it is what rank 0 reported after the previous call."""
+        """See ShareReports; the progress of the other ranks is what rank 0 replied to an earlier call."""
         share = self._share
         own = 0 if share is None else share.progress(ticket_id)
         self._send(RankMessage.PROGRESS, pack_numbers(ticket_id, own))

@@ -131,7 +131,7 @@ class KvSender:
         self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float,
         done: Callable[[LinkStatus | PdserveError], None],
     ) -> None:  # fmt: skip
-        """Like `measure`, without blocking: `done` is called once, on a thread of the link. It must not block.
+        """Like `measure`, without blocking: `done` is called once, on a thread of the link; `done` must not block.
 
         Raises InvalidRequest for too many bytes, Draining after `close`, Unavailable if no thread can be started.
         """
@@ -245,7 +245,7 @@ class KvSender:
                 self._keep_counts(key, peer.status())
 
     def _keep_counts(self, gone: PeerKey, status: LinkStatus) -> None:
-        """Add the counts of a forgotten peer to another process of its instance; with the last one they are dropped."""
+        """Add the counts of a forgotten peer to another one of its instance; drop them if there is no other peer."""
         others = [key for key in self._peers if key.instance_id == gone.instance_id]
         if others:
             self._peers[max(others, key=lambda key: key.rank == gone.rank)].remember(status)

@@ -178,7 +178,7 @@ def connect(name: str, timeouts: Timeouts) -> Stream:
 
 
 def is_same_user(sock: socket.socket) -> bool:
-    """Return whether the process at the other end runs as the same user: others are refused."""
+    """Return whether the process at the other end runs as the same user: another user's process is refused."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _, uid, _ = struct.unpack("3i", credentials)
     return bool(uid == os.geteuid())

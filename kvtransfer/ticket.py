@@ -207,7 +207,7 @@ class ReceiverTicket:
         return self._end(ReceiverState.ABORTED, reason)
 
     def expire(self, now: float) -> bool:
-        """End the ticket if the lease has expired of a rank of P that has not sent everything or never opened it."""
+        """End the ticket if a rank of P has not sent everything, or never opened it, and that rank's lease is over."""
         ends = [inflow.lease_end for inflow in self._inflows.values() if inflow.waits_for_sender]
         if not self._inflows or len(self._inflows) < len(self._owed):
             ends.append(self._lease_end)

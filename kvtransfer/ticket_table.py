@@ -109,8 +109,8 @@ class TicketTable:
     ) -> None:  # fmt: skip
         """Register a link that is ready, with its sender; `received` returns the bytes received over its stream.
 
-        With `receipts` nothing proves that the bytes read from the sender's pool are those announced, so a ticket is
-        committed only after the sender has confirmed that it held the blocks until all was read.
+        `receipts` is for links on which nothing proves that the bytes read from the sender's pool are those announced:
+        a ticket is committed only after the sender has confirmed that it held the blocks until all was read.
         """
         self._sources[link] = source
         if received is not None:

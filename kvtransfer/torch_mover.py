@@ -4,9 +4,10 @@
                             staging on its device --scatter--> target runs                 (the same bytes)
 
 Cost: a piece is gathered and scattered by one kernel each if its rows are regular (row_plan.py), at the speed of the
-device's memory, which takes little time. The digest is xxh3-64 here too, so that a frame's digest does not depend on
-the memory it is read from; for it every byte is copied to the host once on each side, over PCIe, and hashed by one CPU
-thread. So with digests a link between devices is as fast as that copy, and without them as fast as the devices.
+device's memory, so in little time. The digest is xxh3-64 here too, so that a frame's digest does not depend on the
+memory from which the frame is read. For the digest every byte is copied to the host once on each side, over PCIe, and
+hashed by one CPU thread. So with digests a link between devices is as fast as that copy, and without them as fast as
+the devices.
 
 A move has completed when it returns: it waits for events of its own stream only, never for the whole device. It first
 waits, for at most `ready_s` and with nothing launched, until its source is ready. After that it waits only for its own
@@ -41,7 +42,7 @@ _PLANS = 64
 class TorchMover:
     """Implements digest.Mover over DeviceRegions, and between these and Regions. Thread-safe.
 
-    `stop` is checked before every piece of `piece_bytes`. Moves may use one pool at the same time.
+    `stop` is checked before every piece of `piece_bytes`. Several moves may use the same pool at the same time.
     """
 
     name = "torch"

@@ -22,7 +22,7 @@ FRAME_BYTES = 4 << 20  # largest frame of transports that send or stage the payl
 
 @dataclass(frozen=True, slots=True)
 class TransportTraits:
-    """What distinguishes one transport from the others, on every machine; `Transport.unusable` is about this one.
+    """How one transport differs from the others, on every machine; `Transport.unusable` is about this machine.
 
     `name` is the value of --kv-transport, and the label in messages and metrics. `max_links` is the number of links
     to one peer beyond which more are no faster. `one_host`: links use an abstract Unix socket, so they need no
@@ -31,7 +31,7 @@ class TransportTraits:
     such a pool may take longer than a ticket can wait: a quicker one carries the tickets until then. `reads_pool`: the
     receiver reads the sender's pool, some time after the announcement. `two_processes`: on a device, both ends cannot
     be in one process. `through_host`: the KV of such a pool is copied through host memory at both ends. `same` is the
-    trait of devices that must be equal at both ends. `measured_first`: where another transport works, it carries
+    trait of devices that must be equal at both ends. `measured_first`: where another transport works, this one carries
     tickets only once its link was measured and is faster than the one in use. `purpose` completes "NAME, which ..., ".
     """
 
@@ -52,7 +52,7 @@ class TransportTraits:
 class Timeouts:
     """Time limits of a link: for connecting, and then for any progress of the peer.
 
-    `step_s` is the limit of a step whose sums over ranks may wait on the device for an operation of the link.
+    `step_s` is the time limit of a step, whose sums over ranks may wait on the device for an operation of the link.
     """
 
     connect_s: float = 2.0
@@ -61,7 +61,7 @@ class Timeouts:
 
     @property
     def operation_s(self) -> float:
-        """Limit of one operation on a device: a link whose peer hangs ends before the step does (ADR 15)."""
+        """Time limit for one operation on a device: a link whose peer hangs ends before the step does (ADR 15)."""
         return min(self.progress_s, self.step_s / 2)
 
 

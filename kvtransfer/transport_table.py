@@ -68,7 +68,7 @@ def make_transports(
 
 
 def need_port(values: Sequence[str]) -> bool:
-    """Return whether an instance with these --kv-transport listens on a TCP port for KV; the default ones need it."""
+    """Return whether an instance with these --kv-transport values listens on a TCP port for KV; the default does."""
     return not values or not all(TRAITS[name].one_host for name in transports_of(values))
 
 
@@ -81,5 +81,5 @@ def mismatch(name: str, one: Traits, other: Traits, *, on_one_card: bool) -> str
     if ours != theirs:
         return f"{name} uses {ours} on {one.kind} but {theirs} on {other.kind}"
     if same == "collective" and on_one_card and not COLLECTIVES[ours].on_host:
-        return f"{ours} allows one rank per card, and both ends are on the only card"
+        return f"{ours} allows only one rank per card, but both ends are on the same card"
     return None

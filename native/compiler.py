@@ -76,7 +76,7 @@ def find_compiler(environ: Mapping[str, str]) -> Compiler | None:
 
 
 def _fingerprint(path: str, arguments: Sequence[str]) -> str:
-    """Return a digest of path, size and time instead of the version, which would take a process at every start."""
+    """Return a digest of path, size and time, not of the version: that would take another process at every start."""
     real = os.path.realpath(path)
     found = os.stat(real)
     facts = repr((real, found.st_size, found.st_mtime_ns, *arguments))

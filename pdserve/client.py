@@ -50,7 +50,7 @@ def own_key(environ: Mapping[str, str]) -> str | None:
 
 
 def trusting(certfile: str | None) -> ssl.SSLContext:
-    """Return a TLS context that trusts `certfile` alone, under any host name; without it, the system's authorities."""
+    """Return a TLS context that trusts `certfile` alone, under any host name, or for None the system's authorities."""
     context = ssl.create_default_context(cafile=certfile)
     if certfile is not None:
         context.check_hostname = False

@@ -13,7 +13,10 @@ _OWN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 @contextmanager
 def kept_config(argv: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the command line with a --config pipe, readable only once, copied to memory. Raises ConfigError."""
+    """Yield the command line. If --config is a pipe, which can be read only once, a copy in memory takes its place.
+
+    Raises ConfigError.
+    """
     path, rest = take_config(argv)
     if path is None or not _is_pipe(path):
         yield list(argv)

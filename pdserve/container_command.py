@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    """A tool; `variables` maps those of its fields that an environment variable sets too."""
+    """A tool; `variables` maps a field to the environment variable that sets it too."""
 
     name: str
     main: Callable[[Sequence[str]], int]
@@ -77,7 +77,7 @@ def with_file(name: str, typed: Sequence[str], environ: Mapping[str, str]) -> li
 
 
 def _with_scheduler_key(entries: "Sequence[Entry]", name: str) -> "Sequence[Entry]":
-    """Return the entries with the scheduler's key in place of docker_run.sh's own, where that is missing."""
+    """Return the entries with the scheduler's key renamed to docker_run.sh's own, if the latter is missing."""
     if name != "docker_run" or any(entry.flag == "--global-table" for entry in entries):
         return entries
     return [replace(one, key="global-table") if one.flag == "--global-rank-table" else one for one in entries]

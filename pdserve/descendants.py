@@ -22,7 +22,7 @@ class ProcessPlace:
 def end_descendants(timeout_s: float) -> bool:
     """Kill all descendants of this process; return whether they have ended within `timeout_s`.
 
-    Processes orphaned meanwhile are found by their session, if a descendant of this process started it.
+    Processes orphaned meanwhile are found by their session, if a descendant of this process started that session.
     """
     deadline, sessions = time.monotonic() + timeout_s, set[int]()
     while True:
@@ -63,7 +63,7 @@ def end_process(pid: int, started: int) -> int | None:
 
 
 def wait_end(pidfd: int, deadline: float) -> None:
-    """Wait until the process has ended, until `deadline` at most, by the monotonic clock."""
+    """Wait until the process has ended, or until `deadline` on the monotonic clock."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.poll(max(0.0, deadline - time.monotonic()) * 1000)

@@ -30,7 +30,7 @@ class FeatureCase:
     """A feature. `turns`: each prompt is sent once the previous one has finished. `stops`: each gets a stop string
     chosen from its own answer.
 
-    `compared`: the judge has no reference tokens, so they are compared with the combined instance's.
+    `compared`: the judge has no reference tokens, so an answer's tokens are compared with the combined instance's.
     """
 
     name: str
@@ -56,7 +56,8 @@ def make_cases(
 ) -> list[FeatureCase]:
     """Return every feature's cases, each with all `prompts`.
 
-    The seeds are such that no draw of the default model is near a boundary (verify_features.settled); few others are.
+    With these seeds no draw of the default model is near a boundary between tokens (verify_features.settled), and few
+    draws of other models are.
     """
     return [
         *_sampling_cases(prompts, vocabulary, max_tokens),

@@ -36,7 +36,7 @@ def prepare_environment(
 ) -> InstanceEnvironment:  # fmt: skip
     """Set the variables in `environ` before modules that read them are imported. Raises ConfigError, RanktableError.
 
-    Under `auto`, if the visible cards are not the entry's, the instance uses the CPU, and the line gives the reason.
+    Under `auto`, if the visible cards are not the entry's, the instance uses the CPU; `device_line` gives the reason.
     """
     environ.pop(HCCL_TABLE, None)
     device, kind = options.device, find_kind(dev) if options.device == AUTO else kind_named(options.device)

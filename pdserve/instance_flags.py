@@ -94,8 +94,8 @@ def _port(options: EngineOptions, plan: LaunchPlan) -> int:
     named = plan.own.server_port
     if named not in (None, port) and not plan.has_node_ports:
         raise ConfigError(
-            f"--port {port} differs from {named}, the server_port of {plan.name} in {plan.global_path}, to which the "
-            f"scheduler connects: use --port {named} or omit it (if NODE_PORTS is set for the scheduler, it "
+            f"--port {port} differs from {named}, the server_port of {plan.name} in {plan.global_path}; the scheduler "
+            f"connects to that port: use --port {named} or omit it (if NODE_PORTS is set for the scheduler, it "
             "overrides the table: set it here too)"
         )
     return port

@@ -100,7 +100,7 @@ def _check_engine(plan: LaunchPlan) -> None:
     if plan.own.worker is not None:
         raise ConfigError(
             f"{plan.name} of {plan.global_path} is a worker of {plan.own.worker}: set {WORKER}={plan.own.worker} to "
-            "start it, or remove the key worker from its entry"
+            'start it, or remove "worker" from its entry'
         )
 
 

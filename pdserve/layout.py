@@ -96,7 +96,7 @@ def scheduler_plans(
 
 
 def _of_worker(worker: WorkerKind | None) -> dict[str, str]:
-    """Return the variables of a worker: its engine, and a KV port that another cluster of this machine does not use."""
+    """Return the variables of a worker: its engine, and a KV port that no other cluster on this machine uses."""
     if worker is None:
         return {}
     side_channel = {PORT_NAMES[worker]: str(free_ports(1, HOST)[0])} if worker == "vllm" else {}

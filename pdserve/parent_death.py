@@ -29,7 +29,8 @@ def die_with_parent(environ: MutableMapping[str, str], at_end: Callable[[], None
     """Die when the parent does, if it put a pipe's descriptor into VARIABLE, which is removed.
 
     `at_end` is called once before that, to clean up for the parent, after all processes that this one started have
-    ended or _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError if the variable is not a pipe.
+    ended or _CHILDREN_S have passed. Call this function from the main thread. Raises ConfigError if VARIABLE does not
+    name a pipe.
     """
     number_text = environ.pop(VARIABLE, None)
     if number_text is None:

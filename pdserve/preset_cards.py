@@ -1,6 +1,6 @@
 """Divide the cards of an operator's variable, such as CUDA_VISIBLE_DEVICES=2,3, among the instances of one cluster.
 
-Each instance uses the first cards of the variable (device_map.py), so all would use the same ones.
+Each instance uses the first cards of the variable (device_map.py), so without this all would use the same ones.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,10 @@ def deal_to_instances(
         return ({variable: ""},) * num_instances
     minimum = num_ranks if may_share(kind) else needed
     if len(names) < minimum:
+        count = f"{needed}" if minimum == needed else f"at least {minimum}, and {needed} to share none"
         raise ConfigError(
-            f"{variable}={preset!r} shows {len(names)} cards, but {num_instances} instances of {num_ranks} ranks need "
-            f"{needed} ({minimum} at least): list them all in the variable, or unset it"
+            f"{variable}={preset!r} lists {len(names)} cards, but {num_instances} instances of {num_ranks} ranks need "
+            f"{count}: list them all in the variable, or unset it"
         )
     dealt = (range(first, first + num_ranks) for first in range(0, needed, num_ranks))
     return tuple({variable: ",".join(names[place % len(names)] for place in places)} for places in dealt)

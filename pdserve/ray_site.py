@@ -113,7 +113,7 @@ class RaySite:
             return self._stop_instances(at_once)
         finally:
             if not self._session.close():
-                self._say("Ray does not respond: disconnected; its processes end with it")
+                self._say("Ray does not respond: not waiting for it; the instances end with this process")
 
     def set_entry(self, name: str, placement: Placement) -> None:
         """Enter an instance into the table, and write the table if it changed."""
@@ -208,7 +208,7 @@ class RaySite:
         else:
             self._say(
                 f"joining the Ray cluster at {address}; anyone who can reach Ray's ports there can run any program as "
-                "its user, unless it requires a token: docs/ray.md"
+                "Ray's user, unless Ray requires a token: docs/ray.md"
             )
 
     def _log(self, name: str, *, again: bool) -> Path:

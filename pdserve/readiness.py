@@ -55,7 +55,7 @@ def _why_not_ready(client: Client, own: Collection[str]) -> str | None:
     ready, missing = _parse_readiness(reply)
     if not ready:
         return missing
-    if _addresses(reply).isdisjoint(own):  # took the port after our check; our own scheduler will report it and exit
+    if _addresses(reply).isdisjoint(own):  # it took the port after our check: our scheduler will report that and exit
         return f"another cluster serves at {client.base_url}"
     return None
 

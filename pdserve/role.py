@@ -16,7 +16,7 @@ combined one does both. Every instance can do all of it. After the change new pr
 the instance stays there, its cached prefixes too. Nothing is loaded, and its process stays the same.
 
 The instance keeps the role until the next change, also when the scheduler restarts; an instance that restarts gets its
-role again. A new entry of the table starts with the role of the table. Names stay: `prefill-0` may decode.
+role again. A new entry in the table starts with the role given there. Names stay: `prefill-0` may decode.
 
 A change is refused if it would leave no instance to prefill or to decode, if the instance is a worker of another
 engine, and if a decode instance of a model that takes images would get another role: it has no image encoder.

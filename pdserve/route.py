@@ -43,7 +43,7 @@ class RouteOptions:
     prefill: tuple[str, ...] = flag((), "URLs of the workers that prefill, such as http://10.0.0.1:8100", many=True)
     decode: tuple[str, ...] = flag((), "URLs of the workers that decode", many=True)
     combined: tuple[str, ...] = flag((), "URLs of workers that do both", many=True)
-    run_dir: str | None = flag(None, "folder of the table of workers (default: route/PORT in that of pdserve up)")
+    run_dir: str | None = flag(None, "folder of the table of workers (default: route/PORT in pdserve up's folder)")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     options.callback_place()  # reports a wrong flag before the workers are contacted
     engine = with_plain_model(with_model_of(workers, engine, options), os.environ, weights=False)
     folder = _folder(routes, engine.port)
-    is_kept = bool(routes.run_dir or engine.port)  # else no other run uses the folder
+    is_kept = bool(routes.run_dir or engine.port)  # else the folder is for this run alone
     require_none(folder)
     interrupts = Interrupts()
     interrupts.take()  # until the scheduler's loop does

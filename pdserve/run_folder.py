@@ -133,7 +133,7 @@ class RunFolder:
             yield
 
     def _lock_file(self) -> TextIO:
-        lock = self.path / "lock"  # stays, and so shows that the tables are ours to replace
+        lock = self.path / "lock"  # never deleted: it shows that the tables are ours to replace
         if self.tables.exists() and not lock.exists():
             raise ConfigError(f"the run folder {self.path} has tables that pdserve did not write there: {_ADVICE}")
         try:

@@ -24,7 +24,7 @@ _GLOBAL, _LOCAL = "global_ranktable.json", "local_ranktable_host.json"
 
 @dataclass(frozen=True, slots=True)
 class RunningWorkers:
-    """The entries of workers by the groups of a ranktable; a combined worker is in both."""
+    """The entries of workers by the groups of a ranktable; a combined worker is in both groups."""
 
     prefill: tuple[TableServer, ...] = ()
     decode: tuple[TableServer, ...] = ()

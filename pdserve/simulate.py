@@ -23,7 +23,7 @@ from wire.types import Role
 _LAYOUT = re.compile(r"(?:(\d+)P(\d+)D|(\d+)C)", re.IGNORECASE)
 _MOST_INSTANCES, _MOST_SPLITS = 4096, 8
 _SLACK = 1.1
-"""A layout keeps the gap limit if the p99 of its longest gaps is at most the limit times this."""
+"""A layout meets the gap limit if the p99 of its longest gaps is at most the limit times this."""
 _NEAR = 0.95
 """Of the layouts with at least this share of the highest tokens/s, the one with the lowest TTFT p95 is best."""
 _STREAMS_SHOWN = 8
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace, cost: StepCost) -> int:
 
 
 def choose(rows: Sequence[Row], gap_limit_ms: float) -> Row:
-    """Return the best layout; if none keeps the gap limit, the best of those with the shortest longest gaps."""
+    """Return the best layout; if none meets the gap limit, the best of those whose longest gaps are shortest."""
     limit_ms = max(gap_limit_ms, min(row.longest_gap_p99_ms for row in rows))
     within = [row for row in rows if row.longest_gap_p99_ms <= _SLACK * limit_ms]
     most = max(row.tokens_per_s for row in within)

@@ -37,7 +37,8 @@ class Spare:
     ) -> None:
         """Start it. Raises OSError."""
         command = (sys.executable, "-P", "-m", "pdserve.spare_process", *flags)
-        plan = ProcessPlan("spare", "spare", "", command, {"OPENBLAS_NUM_THREADS": "1"})  # else threads of low priority
+        # Otherwise OpenBLAS would start threads during the warm-up, and they would keep its low priority.
+        plan = ProcessPlan("spare", "spare", "", command, {"OPENBLAS_NUM_THREADS": "1"})
         env = {name: value for name, value in environ.items() if name not in KEYS}
         read_end, write_end = os.pipe()
         self._write_end: int | None = write_end
@@ -57,7 +58,7 @@ class Spare:
         return WARM in self.child.marks and self.child.ended() is None
 
     def become(self, plan: ProcessPlan, log: Path, environ: Mapping[str, str]) -> Child | None:
-        """Send the command line; return the process, now an instance, or None after killing it because that failed."""
+        """Send the command line; return the process, now an instance. If sending fails, kill it and return None."""
         order = json.dumps({
             "name": plan.name, "argv": launch_flags(plan), "env": environment(plan, environ), "log": str(log),
         }).encode()  # fmt: skip
@@ -87,7 +88,7 @@ class Spare:
 
 
 class SpareKeeper:
-    """Owns the spare of one host: starts it when memory is free and nothing else starts, and another after its use."""
+    """Owns the spare of one host: starts it when memory is free and nothing else starts, another once it is used."""
 
     def __init__(
         self, make: Callable[[], Spare], restarts: Restarts, say: Callable[[str], None], why_none: str = "",
@@ -107,7 +108,7 @@ class SpareKeeper:
         return replace(self._spare.child.record, note="warm" if self._spare.is_warm else "warming up")
 
     def tick(self, now: float, *, is_calm: bool) -> None:
-        """Start a spare if there is none; `is_calm`: no process is starting, which it would slow down."""
+        """Start a spare if there is none; `is_calm`: no process is starting, which a spare would slow down."""
         if self._spare is not None and (end := self._spare.child.ended()) is not None:
             self._on_spare_death(end, now)
         if self._spare is None and not self._is_disabled and is_calm and now >= self._due:

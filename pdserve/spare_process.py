@@ -65,7 +65,7 @@ def _be_first_victim() -> str:
 
 
 def _at_low_priority(flags: Sequence[str], *, may_schedule: bool) -> None:
-    """Import in a thread of the lowest priority; the main thread and its later threads keep theirs."""
+    """Import in a thread of the lowest priority; the main thread and its later threads keep the normal one."""
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -94,7 +94,7 @@ def _import_modules(flags: Sequence[str], *, may_schedule: bool) -> None:
 
 
 def _keep_or_close(shared: socket.socket) -> None:
-    """Keep the port of several schedulers open only to become one of them."""
+    """Keep the schedulers' shared port open if this process becomes a scheduler, else close it."""
     if SHARED_VARIABLE in os.environ:
         shared.detach()
     else:

@@ -69,7 +69,8 @@ def table(
 ) -> list[str]:  # fmt: skip
     """Return the lines of the table, header first: the processes of `state`, then the instances that are none of them.
 
-    The lines below it give the `reasons`, by address, why instances are not living. `schedulers` has each one's state.
+    Lines below the table give the `reasons` why instances are not living, by address. `schedulers` has the state of
+    each scheduler, by address.
     """
     by_address = {one.address: one for one in instances}
     processes = () if state is None else state.processes

@@ -27,7 +27,7 @@ from wire.errors import ConfigError
 
 _FAILED_GRACE_S = 3.0
 _PROBE_S = 0.5
-_CLOSE_S = 5.0  # the scheduler's shutdown after its requests
+_CLOSE_S = 5.0  # time for the scheduler to shut down after its last request
 
 
 def main(argv: Sequence[str]) -> int:

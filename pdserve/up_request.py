@@ -143,7 +143,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
 
 
 def _take_model(namespace: argparse.Namespace, running: RunningWorkers) -> None:
-    """Set the model, its names and its length to those of the running workers, where no flag does."""
+    """Set the model, its names and its maximum length to the running workers', where no flag sets them."""
     options = from_namespace(SchedulerOptions, namespace)
     engine = with_model_of(running, from_namespace(EngineOptions, namespace), options)
     namespace.model = engine.model
@@ -210,7 +210,7 @@ def fill_model(namespace: argparse.Namespace, *, weights: bool = True) -> None:
         return
     length = read_model_files(namespace.model, getattr(namespace, "max_model_len", None)).max_model_len
     if step < length:
-        print(f"--max-num-batched-tokens {step} is below the model's length {length}: using {length}", file=sys.stderr)
+        print(f"--max-num-batched-tokens {step} is below the model's maximum length: using {length}", file=sys.stderr)
         namespace.max_num_batched_tokens = length
 
 

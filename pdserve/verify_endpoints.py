@@ -20,7 +20,7 @@ _TIMEOUT_S = 300.0
 class EndpointComparison:
     """How two answers compare. `largest_gap` is over the positions before and at the first divergence.
 
-    `divergence` describes that; None if all tokens are equal.
+    `divergence` describes that divergence; None if all tokens are equal.
     """
 
     largest_gap: float

@@ -96,7 +96,10 @@ def _settled_prompt(
             return replace(prompt, params=params)
         if (stop := choose_stop(every[0].token_ids, decode)) is not None:
             return replace(prompt, params=params, stops=(stop,))
-    raise ConfigError(f"none of {_MAX_SEEDS} seeds draws all tokens clearly: lower --max-tokens")
+    raise ConfigError(
+        f"with each of {_MAX_SEEDS} seeds some token is too close to a tie, or no stop string can be chosen: "
+        "lower --max-tokens"
+    )
 
 
 def judge(case: FeatureCase, columns: Mapping[str, FeatureOutputs], decoder: ReferenceDecoder) -> list[Cell]:

@@ -34,7 +34,7 @@ def make_prompts(model: Path, count: int, longest: int) -> list[tuple[int, ...]]
     if not path.is_file():
         raise ConfigError(f"{path} is missing: verify needs it to make prompts")
     if longest < 1:
-        raise ConfigError("--max-tokens leaves no room for a prompt: the model is too short")
+        raise ConfigError("--max-tokens leaves no room for a prompt: the model's context is too short")
     tokenizer = Tokenizer.from_file(str(path))
     return [_prompt(tokenizer, number, min(LENGTHS[number % len(LENGTHS)], longest)) for number in range(count)]
 

@@ -125,7 +125,8 @@ async def serving(folder: Path, deployment: Deployment) -> AsyncIterator[Control
     children: list[Child] = []
     try:
         for plan in deployment.instances:
-            children.append(Child(plan, folder / f"{plan.name}.log", os.environ))  # so that stop() gets every one
+            # Appended one by one, so that stop() gets those started before one failed.
+            children.append(Child(plan, folder / f"{plan.name}.log", os.environ))
         control = build_control(deployment.cluster, ControlLimits())
         async with _running(control):
             await _until_ready(control, children)

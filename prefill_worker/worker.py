@@ -194,7 +194,10 @@ class PrefillWorker:
         return None if hand_off is None else hand_off.owner
 
     def hold_finishes(self) -> AbstractContextManager[object]:
-        """While held, no prompt of this half can finish, so events emitted under it come first. Only emit under it."""
+        """Return a lock: while it is held no prompt of this half can finish, so events emitted meanwhile come first.
+
+        Do nothing but emit events while it is held.
+        """
         return self._lock
 
     def _end_early(self, prompt_id: str, prefilled: Prefilled) -> None:
@@ -229,7 +232,7 @@ class PrefillWorker:
             _log.error("handoff_begin_failed", error, request_id=state.request_id, error=error)
 
     def _await_embeddings(self, state: PromptState, hand_off: _HandOff) -> None:
-        """Queue the prompt when its images are embedded; its ticket is open, so that its lease is renewed meanwhile."""
+        """Queue the prompt when its images are embedded; the ticket is open, so that its lease is renewed meanwhile."""
         assert self._embed is not None, "an engine that takes images has an encoder"
         began, future = self._clock(), self._embed(state.images)
         hand_off.embeddings = future

@@ -67,7 +67,7 @@ def _payload_length(head: bytes | bytearray, max_bytes: int) -> int | None:
         return None
     length = int.from_bytes(head, "big")
     if length > max_bytes:
-        raise ValueError(f"a frame of {length} bytes, but the limit is {max_bytes}")
+        raise ValueError(f"a frame has {length} bytes, but the limit is {max_bytes}")
     return length
 
 

@@ -1,6 +1,7 @@
 """A Unix socket between rank 0 and one other rank: messages of a kind, a payload, and optional file descriptors.
 
-Each message is a frame (frames.py) of its kind, one byte, and the payload; descriptors travel with the first byte.
+Each message is a frame (frames.py) whose body is the kind, one byte, and the payload. Descriptors travel with the first
+byte.
 """
 
 import os
@@ -60,7 +61,7 @@ class Channel(Generic[K]):
     def receive(self, timeout_s: float | None) -> Message[K]:
         """Return the next message. Raises ChannelClosed, TimeoutError, or ValueError for an invalid one.
 
-        None waits as long as the other process lives: its kernel closes the socket when it exits.
+        None waits as long as the other process lives: the kernel closes the socket when that process exits.
         """
         deadline = None if timeout_s is None else run_time() + timeout_s
         fds: list[int] = []

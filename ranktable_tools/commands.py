@@ -95,7 +95,10 @@ def _stale_note(generated: Generated, ip: str, save_dir: str) -> str | None:
     names = {path.name for path in Path(save_dir).glob(pattern)} - {local.file_name for local in generated.locals}
     if not names:
         return None
-    return f"{save_dir} has local tables of an earlier gen, not of this global table: {', '.join(sorted(names))}"
+    return (
+        f"{save_dir} has local tables from an earlier gen that do not belong to this global table: "
+        f"{', '.join(sorted(names))}"
+    )
 
 
 def _device_ips(
@@ -107,17 +110,20 @@ def _device_ips(
 
 
 def _refuse_other_devices(request: GenRequest, save_dir: str) -> None:
-    """Raise RanktableError if a file to be written is other devices' local table: its name joins the device ids."""
+    """Raise RanktableError if a file to be written exists as the local table of other devices.
+
+    Ids are joined without a separator in file names: devices 1,23 and 12,3 have the same name.
+    """
     for ids, name in zip(request.instances, request.file_names, strict=True):
         path = os.path.join(save_dir, name)
         try:
             there = read_local(path).server.device_ids
         except RanktableError:
-            continue  # there is none, or none that a process could start from
+            continue  # no file is there, or no local table that a process could start from
         if there != ids:
             raise RanktableError(
                 f"{path} exists for devices {','.join(there)} and would be overwritten for {','.join(ids)}; nothing "
-                "was written: use another --save-dir, or remove it"
+                "was written: use another --save-dir, or remove that file"
             )
 
 

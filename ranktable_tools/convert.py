@@ -79,7 +79,7 @@ def _choose_instance(table: Table, wanted: Conversion) -> Table:
 
 def _with_role(table: Table, role: InstanceRole) -> Table:
     if table.kind != "instance" or len(table.instances) != 1:
-        raise RanktableError(f"--role {role} is for the table of one instance, but this one has {len(table.instances)}")
+        raise RanktableError(f"--role {role} is for a table of one instance, but this table has {len(table.instances)}")
     return Table("cluster", (), (replace(table.instances[0], role=role),))
 
 

@@ -8,7 +8,7 @@ _GROUPS = "sys/fs/cgroup"
 
 
 def usable_threads(cores: Sequence[int] = (), *, share: float = 1.0, root: Path = Path("/")) -> int:
-    """Return the maximum number of compute threads on `cores` (empty: all of this process) with `share` of the quota.
+    """Return the most compute threads for `cores` (empty: all cores of this process) with `share` of the quota.
 
     A quota is rounded down: a thread with a fraction of a core would delay all others at every barrier.
     """
@@ -17,7 +17,7 @@ def usable_threads(cores: Sequence[int] = (), *, share: float = 1.0, root: Path 
 
 
 def core_quota(root: Path = Path("/")) -> float | None:
-    """Return the smallest CPU limit, in cores, of this process's control groups, None if none sets a limit.
+    """Return the smallest CPU limit, in cores, of this process's control groups; None if no group sets a limit.
 
     It reads cpu.max (version 2), cpu.cfs_quota_us and cpu.cfs_period_us (version 1) of the process's own group and
     its ancestors, below `root`.
@@ -27,7 +27,7 @@ def core_quota(root: Path = Path("/")) -> float | None:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield the groups' folders; in a container the root of the mount is often its own group."""
+    """Yield the groups' folders; in a container the root of the mount is often the container's own group."""
     mounted = root / _GROUPS
     mounts = {"": [mounted], "cpu": [mounted / "cpu"], "cpu,cpuacct": [mounted / "cpu,cpuacct", mounted / "cpu"]}
     for folders in mounts.values():

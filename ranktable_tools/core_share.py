@@ -11,7 +11,7 @@ from ranktable_tools.tables import GlobalTable, TableServer
 class CoreShare:
     """The cores of one instance; `shared` if the host has more device ids than cores.
 
-    `of_host` is its fraction of the host's device ids, and so of a CPU quota over all instances.
+    `of_host` is the instance's fraction of the host's device ids, and so its fraction of a CPU quota for all instances.
     """
 
     cores: tuple[int, ...]

@@ -20,7 +20,7 @@ class _Entry:
 
     @property
     def key(self) -> _Key:
-        """The hosts and devices, by which an instance is identified; without devices, the URL in their place."""
+        """The hosts and devices that identify an instance; if it lists no devices, the hosts and the URL."""
         servers = self.instance.servers
         return tuple((canonical(one.server_ip), one.device_ids, None if one.devices else one.url) for one in servers)
 

@@ -1,4 +1,4 @@
-"""Identify a global table by a digest, with which processes check that they have the same table."""
+"""Identify a global table by a digest: processes compare digests to check that they have the same table."""
 
 import hashlib
 import json

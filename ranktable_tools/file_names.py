@@ -11,8 +11,8 @@ def global_name(ip: str) -> str:
 
 
 def local_name(ip: str, device_ids: tuple[str, ...], port: int | None = None) -> str:
-    """Return the name of an instance's local table, the ids concatenated; with `HOST` as ids, the scheduler's.
+    """Return the name of an instance's local table, with its ids concatenated, or, with `HOST`, the scheduler's.
 
-    The guide's names have no port: it distinguishes two instances that share all their devices.
+    The guide's names have no port. A port distinguishes two instances that share all their devices.
     """
     return f"local_ranktable_{ip}_{''.join(device_ids)}{'' if port is None else f'_{port}'}.json"

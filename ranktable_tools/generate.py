@@ -141,7 +141,7 @@ def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
 
 
 def tensor_parallel_note(sizes: Sequence[int]) -> str | None:
-    """Return a note if instances, prefill first, differ in their number of devices, which is allowed."""
+    """Return a note if instances have different numbers of devices, which is allowed; `sizes` are prefill first."""
     if len(set(sizes)) < 2:
         return None
     listed = ",".join(str(size) for size in sizes)

@@ -21,7 +21,7 @@ _MAX_DEPTH = 32
 _MAX_DIGITS = 640  # Python converts this many digits whatever its configured limit is
 # Pipes opened for this process, such as a shell's <(...): they have a writer.
 _OWN_PIPE = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/[0-9]+")
-# A string, closed or not, so that brackets inside do not count, or one bracket.
+# One bracket, or a whole string, closed or not: brackets inside a string are not matched.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
@@ -31,7 +31,7 @@ def read_json(path: str) -> object:
 
 
 def parse_json(text: str, path: str) -> object:
-    """Return the JSON value of a text. Raises RanktableError, naming it `path`, if it is not JSON."""
+    """Return the JSON value of a text. Raises RanktableError, which calls the text `path`, if it is not JSON."""
     _check_depth(path, text)
     try:
         value = json.loads(

@@ -26,7 +26,7 @@ def unread_keys(document: object) -> list[str]:
 
 
 def misspelt_keys(document: object) -> Iterator[Problem]:
-    """Yield each unread key that resembles a known one; nothing is compared beyond `_MAX_SPELLINGS` spellings."""
+    """Yield each unread key that resembles a known one; only the first `_MAX_SPELLINGS` different keys are compared."""
     meant: dict[str, list[str]] = {}
     for json_path, key in _keys(document, ""):
         if key in _READ:
@@ -34,9 +34,7 @@ def misspelt_keys(document: object) -> Iterator[Problem]:
         if key not in meant:
             meant[key] = get_close_matches(key, _READ, n=1, cutoff=_ALIKE) if len(meant) < _MAX_SPELLINGS else []
         if meant[key]:
-            yield Problem(
-                "misspelt-key", json_path, key, f"is a key {shown(key)} that is not read", f"write {meant[key][0]}"
-            )
+            yield Problem("misspelt-key", json_path, key, f"is an unknown key {shown(key)}", f"write {meant[key][0]}")
 
 
 def _keys(value: object, json_path: str) -> Iterator[tuple[str, str]]:

@@ -18,8 +18,8 @@ from ranktable_tools.rules.rule import RuleOptions
 class LintOptions:
     """Options of lint. `dialect` None: detected. `share_devices`: instances may share a GPU.
 
-    `node_ports` is the scheduler's NODE_PORTS, None: not checked. `strict`: notes count as errors. `part` accepts a
-    table of one host, with missing groups, as it is before the merge.
+    `node_ports` is the scheduler's NODE_PORTS, None: not checked. `strict`: notes count as errors. `part` accepts one
+    host's table that is not merged yet, in which groups are missing.
     """
 
     dialect: str | None = None

@@ -33,7 +33,7 @@ def _as_global_table(opened: ReadFile) -> GlobalTable | None:
 
 
 def _is_local(opened: ReadFile) -> bool:
-    """Return whether this is a local table of one server; merge-local's have no entry in a global table."""
+    """Return whether this is a local table of one server; tables of merge-local have no entry in a global table."""
     is_local = opened.dialect.name == "modelarts" and opened.reading.kind == "instance"
     return is_local and len(list(opened.reading.servers)) == 1
 

@@ -19,7 +19,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     add_read_options(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text, a line per mistake")
     parser.add_argument("--strict", action="store_true", help="notes, e.g. unequal tensor-parallel sizes, are errors")
-    parser.add_argument("--part", action="store_true", help="accept a table of one host before the merge")
+    parser.add_argument("--part", action="store_true", help="accept the table of one host, not yet merged")
     parser.add_argument("--share-devices", action="store_true", help="let two instances share one GPU")
     parser.add_argument("--node-ports", metavar="P,P", help="the scheduler's NODE_PORTS, checked against the table")
     parser.set_defaults(command=_run_lint)

@@ -12,7 +12,7 @@ from ranktable_tools.worker_urls import listed_port, url_place
 
 @dataclass(frozen=True, slots=True)
 class InstanceAddress:
-    """Where one instance listens: its gRPC, or a worker's HTTP, API.
+    """Where the API of one instance listens: gRPC, or HTTP for a worker of another engine.
 
     `index` counts over the whole table, prefill first, `name` is like `decode-0`.
     """
@@ -71,7 +71,7 @@ def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
 def refuse_port_of_scheduler(
     addresses: Sequence[InstanceAddress], scheduler: TableServer, port: int, source: str
 ) -> None:
-    """Raise RanktableError, naming the port's `source`, for an instance on the scheduler's host with its --port."""
+    """Raise RanktableError naming the port's `source` if an instance on the scheduler's host has the same --port."""
     comparer = HostComparer()
     for one in addresses:
         if one.port == port and comparer.same(one.server.server_ip, scheduler.server_ip):

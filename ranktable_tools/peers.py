@@ -10,7 +10,7 @@ from ranktable_tools.tables import GlobalTable
 def peer_addresses(table: GlobalTable) -> frozenset[str]:
     """Return the addresses and names of the table's hosts; names are resolved once, now.
 
-    If the table includes this machine, all its addresses and loopback are included: its processes may use any.
+    If the table includes this machine, all its addresses and loopback are included: its processes may call from any.
     """
     own, found = own_hosts(), set[str]()
     own_engine = (instance.server for instance in table.instances if instance.server.worker is None)

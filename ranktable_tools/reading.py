@@ -9,7 +9,7 @@ from ranktable_tools.tables import GlobalTable, InstanceRole, Table, TableDevice
 
 @dataclass(frozen=True, slots=True)
 class LocatedServer:
-    """A server entry and its JSON path; `device_paths` only if devices are not nested in their server."""
+    """A server entry and its JSON path; `device_paths` is set only if devices are not nested in their server."""
 
     server: TableServer
     json_path: str

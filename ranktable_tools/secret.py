@@ -22,7 +22,7 @@ _GIVE = "run as that user, or as root with --owner UID"
 def ensure_secret(directory: Path, owner: int | None = None) -> tuple[Path, bool]:
     """Write 32 random bytes as hex, mode 0600, unless the file exists; return its path and whether it is new.
 
-    Concurrent callers all get the first one's. Raises RanktableError as `check_secret` does.
+    Concurrent callers all get the secret of the first one. Raises RanktableError as `check_secret` does.
     """
     path = directory / SECRET_NAME
     if check_secret(directory, owner):

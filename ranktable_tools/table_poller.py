@@ -23,9 +23,10 @@ class TablePoller(Generic[Table]):
         self._is_slow = False
 
     async def poll(self) -> Table | RanktableError | None:
-        """Return the result of the file's `poll`, or, once, an error if it times out; the next call waits for it again.
+        """Return the result of the file's `poll`, or, once, an error if that times out.
 
-        When it then completes, the table is returned even if unchanged, to clear that error. Exceptions are re-raised.
+        After a timeout the next call waits for the same poll. When that completes, the table is returned even if it has
+        not changed, to clear the error. Exceptions are re-raised.
         """
         if self._reading is None:
             self._reading = self._start()

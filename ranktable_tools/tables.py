@@ -33,9 +33,9 @@ class TableDevice:
 class TableServer:
     """One server entry: an instance (or one of its hosts) and its devices, or, without devices, the scheduler.
 
-    `worker`: another engine serves this entry, at `url` (default: server_ip and server_port) over HTTP; one that
-    already runs may be listed without its devices, and in both groups if it has both roles. The fields after `url` come
-    from other dialects.
+    `worker`: another engine serves this entry, at `url` (default: server_ip and server_port) over HTTP; a worker
+    that already runs may be listed without its devices, and in both groups if it has both roles. The fields after
+    `url` come from other dialects.
     """
 
     server_id: str
@@ -144,7 +144,7 @@ class GlobalTable:
 
     @property
     def members(self) -> tuple[InstanceEntry, ...]:
-        """All instances in global order; a worker whose URL is in both groups is one of them, `combined`."""
+        """All instances in global order; a worker whose URL is in both groups is one `combined` member."""
         decode = {(one.worker, one.url) for one in self.decode if one.url is not None}
         both = {(one.worker, one.url) for one in self.prefill} & decode
         found, num_combined = [], 0

@@ -11,7 +11,7 @@ from typing import Final
 
 from ranktable_tools.tables import TableServer, WorkerKind
 
-# Below the ports that Linux gives outgoing connections (32768), and those of Mooncake on NPUs: 20000 + 1000 for each.
+# Below the ports that Linux gives outgoing connections (from 32768) and those of Mooncake on NPUs (from 20000).
 _FIRST: Final[Mapping[WorkerKind, int]] = {"vllm": 5600, "vllm-ascend": 18000}
 _STRIDE, _NUM_PLACES = 16, 120
 PORT_NAMES: Final[Mapping[WorkerKind, str]] = {"vllm": "VLLM_NIXL_SIDE_CHANNEL_PORT", "vllm-ascend": "kv_port"}

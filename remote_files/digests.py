@@ -48,7 +48,7 @@ class Digests:
 
 
 def stored_md5(headers: Mapping[str, str]) -> bytes | None:
-    """Return the MD5 of the stored file from the answer to a PUT, None if it has none."""
+    """Return the MD5 of the stored file from the answer to a PUT, None if the answer has none."""
     value = _first(_GOOGLE, _all(headers, "x-goog-hash"))
     if value is None and "x-ms-request-id" in headers:
         value = headers.get("Content-MD5")

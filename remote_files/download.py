@@ -128,7 +128,7 @@ class _Fetch:
         return part.num_bytes
 
     async def _part_of(self, response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> FilePart:
-        """Return the partial file that this response starts or resumes. Raises the response's error if it has none."""
+        """Return the partial file that this response starts or resumes. Raises the error of any other response."""
         begun, self._part = self._part, None
         if response.status == 206 and begun is not None and begun.headers:
             if _acceptable_length(response, url, self._limits.max_bytes) is None or not begun.is_continued(

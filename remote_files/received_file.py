@@ -12,7 +12,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ReceivedFile:
-    """Writes PATH.part, readable only by its owner, and moves it to PATH by `keep`; else removes it.
+    """Writes PATH.part, readable only by its owner. `keep` moves it to PATH; otherwise it is removed.
 
     Raises ConfigError, with the path and the system's message, for a write error.
     """

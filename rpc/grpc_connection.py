@@ -121,11 +121,11 @@ class GrpcSession:
         if not isinstance(command, PromptCommand):
             return message
         for what, size, limit in (
-            ("images", num_data_bytes(images_of(command)), MAX_IMAGE_BYTES),
-            ("a message to an instance", message.ByteSize(), MAX_MESSAGE_BYTES),
+            ("the images", num_data_bytes(images_of(command)), MAX_IMAGE_BYTES),
+            ("the message to the instance", message.ByteSize(), MAX_MESSAGE_BYTES),
         ):
             if size > limit:
-                error = InvalidRequest(f"{what} of {size} bytes, but the limit is {limit}")
+                error = InvalidRequest(f"{what} would have {size} bytes, but the limit is {limit}")
                 self._refused.append(Refused.with_error(command.prompt.prompt_id, error))
                 return None
         return message

@@ -130,7 +130,7 @@ class _Servicer:
         return description_to_pb((await self._wait_loaded(context)).describe())
 
     async def session(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        """Serve one session: the first command opens it, a task reads the others, its events are the replies."""
+        """Serve one session: the first command opens it, a task reads the others, and its events are the replies."""
         await self._check.admit(context, "Session")
         session = await self._open(requests, context)
         reader = asyncio.create_task(_feed_session(session, requests))

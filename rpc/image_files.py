@@ -45,11 +45,12 @@ class ImageFiles:
             self._pieces.clear()
 
     def attach(self, command: Command, sizes: Sequence[int]) -> Command:
-        """Return the command with the files received for it, of these sizes. Raises InvalidRequest for others."""
+        """Return the command with the files received for it. Raises InvalidRequest if they do not have these sizes."""
         if self._num_bytes > MAX_IMAGE_BYTES:
-            raise InvalidRequest(f"images of {self._num_bytes} bytes, but the limit is {MAX_IMAGE_BYTES}", "images")
+            text = f"the images have {self._num_bytes} bytes, but the limit is {MAX_IMAGE_BYTES}"
+            raise InvalidRequest(text, "images")
         if self._num_bytes != sum(sizes):
-            raise InvalidRequest(f"images: {self._num_bytes} bytes received, but {sum(sizes)} announced", "images")
+            raise InvalidRequest(f"images: {self._num_bytes} bytes were received, but {sum(sizes)} announced", "images")
         if not isinstance(command, Prefill | Generate) or not self._num_bytes:
             return command
         files, images, start = b"".join(self._pieces), list[PromptImage](), 0

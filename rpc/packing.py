@@ -6,7 +6,7 @@ from typing import TypeVar
 from wire import cluster_pb2 as pb
 
 PACK_BYTES = 256 * 2**10
-"""Nothing is added to a message that reaches this size, so that large entries do not delay earlier ones."""
+"""Nothing is added to a message that would then exceed this size: large entries must not delay earlier ones."""
 
 _Message = TypeVar("_Message", pb.CommandMessage, pb.EventMessage)
 

@@ -1,1 +1,1 @@
-"""The cluster's HTTP server and control plane: one process, never torch."""
+"""The cluster's HTTP server and control plane: one process, which never imports torch."""

@@ -26,8 +26,8 @@ _MAX_RETRY_S = 60
 _WINDOW = 8
 _MAX_OVERTAKEN = 16
 _FIRST_RETRIES, _RETRIES_PER_PROMPT, _MOST_RETRIES = 5.0, 0.15, 50.0
-"""The budget of retries for requests refused by --ttft-limit: at the start, added per accepted prompt, and at most. If
-all were retried, the retries would double a lasting overload, and none would be served."""
+"""The budget for retries of requests refused by --ttft-limit: its start, what each accepted prompt adds, its maximum.
+If all were retried, the retries would double a lasting overload, and none would be served."""
 
 
 class GrantSource(Protocol):
@@ -42,7 +42,7 @@ class GrantSource(Protocol):
         ...
 
     def has_room(self, *, prefill_only: bool) -> bool:
-        """Return whether placing any prompt may succeed; with `prefill_only`, also one that finishes at its prefill."""
+        """Return whether placing any prompt may succeed; with `prefill_only`, also any that finishes at its prefill."""
         ...
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:

@@ -32,7 +32,7 @@ class Control:
         self._probe = PathProbe(self.dispatch, self.readiness, limits, kind)
 
     async def run(self) -> None:
-        """Keep the sessions and probe until cancelled. Raises Incompatible if found before anything was served."""
+        """Keep the sessions, and probe, until cancelled. Raises Incompatible if found before anything was served."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.registry.run())

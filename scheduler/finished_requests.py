@@ -12,8 +12,8 @@ OF_PROMPTS, OF_TOKENS, OF_FIRST_TOKEN = QUEUE_LIMITS = ("max_num_queued_reqs", "
 class FinishedRequests:
     """Counters since the start. Written only by dispatch and its attempts.
 
-    received = completed + failed + cancelled + inflight. `rejected` requests were never accepted, those over one of the
-    QUEUE_LIMITS are in `rejected_by` too; probes are not counted. `retried_tokens` are those of the `retried_prompts`
+    received = completed + failed + cancelled + inflight. `rejected` requests were never accepted; those over one of the
+    QUEUE_LIMITS are in `rejected_by` too. Probes are not counted. `retried_tokens` are those of the `retried_prompts`
     and of their outputs so far; `delayed_retries` had to wait for the budget. `differing_outputs` were generated again,
     and differed from what the client had.
     """

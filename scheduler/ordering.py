@@ -76,7 +76,7 @@ class OrderedOutput:
 
 
 class OrderedScores:
-    """The log probabilities of one prompt's tokens. Sent per chunk, again in every attempt; each is released once."""
+    """The log probabilities of one prompt's tokens. They arrive per chunk, in every attempt; each is released once."""
 
     def __init__(self) -> None:
         self._next = 0

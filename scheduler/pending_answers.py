@@ -33,7 +33,7 @@ class PendingAnswers(Generic[E]):
                 answer.exception()  # else asyncio would log that it was never retrieved
 
     def deliver(self, key: str, event: E) -> None:
-        """Complete the wait for this answer; drop an answer without one."""
+        """Complete the wait for this answer; drop an answer for which nothing waits."""
         answer = self._waiting.get(key)
         if answer is not None and not answer.done():
             answer.set_result(event)

@@ -1,4 +1,4 @@
-"""Classes of requests: named limits of the first token and of gaps, which API keys may use. Pure."""
+"""Request classes: named limits on the time to the first token and between tokens. Each API key may use some. Pure."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ _LIMITS = ("ttft", "gap")
 
 @cheap_dataclass(frozen=True, slots=True)
 class RequestClass:
-    """Seconds at most to a request's first token and between two of its tokens; None: the cluster's own limit."""
+    """The most seconds to a request's first token and between two of its tokens; None: the cluster's own limit."""
 
     name: str = ""
     ttft_limit_s: float | None = None

@@ -18,7 +18,7 @@ class RetryBudget:
 
     `num_active` returns the number of accepted, unfinished requests, `has_room` whether the cluster's queue is empty.
 
-    A retry counts until its decode instance sends a token, until it ends, and for `retry_window_s` at most: so
+    A retry counts until its decode instance sends a token or the retry ends, for `retry_window_s` at most: so
     `min_retries` can start in every window even if all of them hang.
     """
 
@@ -31,7 +31,7 @@ class RetryBudget:
 
     @property
     def limit(self) -> int:
-        """The current limit of concurrent retries."""
+        """The current limit on concurrent retries."""
         return max(self._limits.min_retries, int(self._limits.retry_share * self._num_active()))
 
     @property

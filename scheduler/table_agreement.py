@@ -47,5 +47,5 @@ class TableAgreement:
         if now - difference.since < AGREE_S or difference.logged == digests:
             return
         difference.logged = digests
-        fix = "copy the scheduler's global table to its host: at startup, different tables are an error"
+        fix = "copy the scheduler's global table to that host: at startup, different tables are an error"
         _log.warning("table_differs", instance=difference.name, there=there, here=here, fix=fix)

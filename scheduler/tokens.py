@@ -1,4 +1,4 @@
-"""Convert between text and token ids: one model's tokenizer and chat template. Never torch or transformers."""
+"""Convert between text and token ids: one model's tokenizer and chat template. Imports no torch or transformers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,7 +52,7 @@ class Tokens:
     ) -> tuple[int, ...]:
         """Return the ids of `text`; long texts are encoded off the event loop.
 
-        Raises PromptTooLong for a `bounded` text that exceeds the model's length however it is tokenised.
+        Raises PromptTooLong for a `bounded` text that exceeds the model's maximum length however it is tokenised.
         """
         if bounded:
             self._check_chars(len(text), param)

@@ -12,7 +12,8 @@ from wire.types import Role
 class InstanceView:
     """One entry of the table, or a removed one that is finishing its work.
 
-    If it is not living, `why` is the reason, `load` is None and `table_digest`, that of its table, is empty.
+    `table_digest` is the digest of the table it uses. If it is not living, `why` is the reason, `load` is None and
+    `table_digest` is empty.
     """
 
     index: int
@@ -68,7 +69,7 @@ class GapView:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """The global table in use: its digest, and how many tables were used so far, including it."""
+    """The global table in use: its digest, and how many tables were used so far, including this one."""
 
     version: int = 1
     digest: str = ""

@@ -28,7 +28,7 @@ class Wakeup:
             waiter.set_result(None)
 
     def stop_timer(self) -> None:
-        """Stop the timer after the last wait, and drop the deadline: its owner refers to this object."""
+        """Stop the timer after the last wait, and drop the deadline, whose owner refers to this object."""
         self._deadline = float
         if self._timer is not None:
             self._timer.cancel()

@@ -43,7 +43,7 @@ class WorkerAccess:
         self._members, self._leaving = members, leaving
 
     def check_reach(self, expected: Sequence[ExpectedInstance]) -> None:
-        """Raise ConfigError for a worker of a table that cannot reach the address that it would be given."""
+        """Raise ConfigError if a worker cannot call back, or decode cannot find a prefill worker's bootstrap server."""
         for one in expected:
             earlier = [other for other in expected if other.index < one.index]
             if (why := self._out_of_reach(one, earlier)) is not None:
@@ -60,7 +60,7 @@ class WorkerAccess:
         return any(member.expected.address == address for member in (*self._members(), *self._leaving()))
 
     async def _check(self, url: str) -> None:
-        """Raise Incompatible if the worker at this URL cannot reach the address that it would be given."""
+        """Raise Incompatible if the worker at this URL fails `check_reach`'s checks against the members now."""
         members = self._members()
         one = next((member.expected for member in members if member.expected.address == url), None)
         if one is None:
@@ -91,14 +91,16 @@ class WorkerAccess:
 
 
 def _callbacks_at(host: str, port: int) -> "Callbacks":
-    from scheduler.workers.callbacks import Callbacks  # aiohttp: a tenth of the start, for one connector
+    # imports aiohttp, a tenth of the start, which only one connector needs
+    from scheduler.workers.callbacks import Callbacks
 
     return Callbacks(host, port)
 
 
 def _goes_before(member: Member, one: ExpectedInstance) -> bool:
-    """Whether `one`, not the member, is refused if they do not fit: the member serves, or is listed first and may
-    serve.
+    """Whether `one` is refused rather than the member if the two conflict.
+
+    The member already serves, or is listed before `one` and is not refused.
 
     The other data-parallel ranks of a worker are not compared.
     """
@@ -112,8 +114,8 @@ def _misses_bootstrap(one: ExpectedInstance, others: Sequence[ExpectedInstance])
     for other in others:
         if one.role is Role.PREFILL is other.role and _host(one) == _host(other):
             return (
-                f"{one} and {other} are on one host: with --connector {MOONCAKE} a host has one prefill worker, whose "
-                "bootstrap server is at the same port on each"
+                f"{one} and {other} are on one host: with --connector {MOONCAKE} a host can have only one prefill "
+                "worker, as bootstrap servers use the same port on every host"
             )
         prefill, decode = (one, other) if one.role is Role.PREFILL else (other, one)
         if (prefill.role, decode.role) != (Role.PREFILL, Role.DECODE) or _host(prefill) != "localhost":

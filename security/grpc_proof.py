@@ -57,7 +57,7 @@ async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: f
 
 
 class ProofCheck:
-    """Decides which callers a server admits. Owner of its nonces; anyone may get one, only used ones are stored."""
+    """Decides which callers a server admits. Owner of its nonces: anyone may get one, but only used ones are stored."""
 
     def __init__(self, trust: Trust, clock: Callable[[], float] = time.monotonic) -> None:
         self._trust, self._mint = trust, NonceMint(clock)

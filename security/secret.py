@@ -113,11 +113,11 @@ def differ(ours: Secret | None, our_host: str, theirs: str, their_host: str) -> 
     if ours is not None:
         return (
             f"the cluster secret {ours.fingerprint} is set here ({our_host}) and none there ({their_host}): "
-            f"copy {SECRET_NAME} beside the global table there, or name it by {SECRET_VARIABLE}"
+            f"copy {SECRET_NAME} beside the global table there, or set {SECRET_VARIABLE} there to its path"
         )
     return (
         f"no cluster secret here ({our_host}), but {theirs or 'one'} there ({their_host}): "
-        f"copy {SECRET_NAME} from there beside the global table here, or name it by {SECRET_VARIABLE}"
+        f"copy {SECRET_NAME} from there beside the global table here, or set {SECRET_VARIABLE} to its path"
     )
 
 
@@ -137,7 +137,7 @@ def _owner_hint(path: Path, error: OSError) -> str:
         status = path.stat()
     except OSError:
         return f"; this process is user {os.geteuid()}"
-    whose = f"; it belongs to user {status.st_uid}, this process is user {os.geteuid()}"
+    whose = f"; it belongs to user {status.st_uid}, and this process is user {os.geteuid()}"
     is_own = status.st_uid == os.geteuid()
     return f"{whose} too: it has mode {stat.S_IMODE(status.st_mode):04o}, chmod 600 {path}" if is_own else whose
 

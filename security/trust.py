@@ -18,7 +18,7 @@ _MAX_HOST_CHARS = 64
 
 
 class LiveAddresses(AbstractSet[str]):
-    """Owner of the addresses of a table that changes; any thread may read them, they are replaced as a whole."""
+    """Owner of the addresses of a table that changes; any thread may read them, and they are replaced as a whole."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._addresses = frozenset(addresses)
@@ -76,7 +76,7 @@ class Trust:
             self.addresses.replace(_canonical_addresses(hosts))
 
     def check_address(self, address: str) -> None:
-        """Raise Incompatible unless the table has this address or a secret is set, which peers then prove to hold."""
+        """Raise Incompatible if peers need not prove a secret and the table does not have this address."""
         if self.secret is None and not self.has_address(address):
             raise Incompatible(self.unlisted(address))
 

@@ -33,7 +33,7 @@ class TraceRequest:
 
 
 def poisson(count: int, rate: float, num_prompt_tokens: int, num_output_tokens: int, seed: int) -> list[TraceRequest]:
-    """Return requests of one size that arrive at `rate` per second on average; all together if it is 0."""
+    """Return requests of one size that arrive at `rate` per second on average; all at once if `rate` is 0."""
     numbers, now, requests = random.Random(seed), 0.0, []  # noqa: S311 - no secrets
     for _ in range(count):
         now += numbers.expovariate(rate) if rate else 0.0

@@ -18,7 +18,7 @@ _FAMILIES: Mapping[MetricKind, Callable[..., Any]] = {
 
 
 class Namespace(Enum):
-    """A namespace of metrics: each row has an attribute of its name, and the value is the prefix."""
+    """A namespace of metrics. A row's attribute of the same name has the metric there; the value is the prefix."""
 
     PDSERVE = "pdserve_"
     VLLM = "vllm:"

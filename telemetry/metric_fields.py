@@ -13,7 +13,7 @@ from telemetry.metric_table import Exposed, MetricKind, MetricRow
 
 
 def _metric_field(kind: MetricKind, help: str, name: str | None = None, *, vllm: str | None = None) -> Any:
-    """Declare a field, 0 by default; `name` is the scheduler's (None: the field's) and `vllm` vLLM's, if it has one."""
+    """Declare a field, 0 by default; `name` is for the scheduler's page (default: the field's), `vllm` for vLLM's."""
     return field(default=0, metadata={"metric": (kind, help, name, vllm)})
 
 

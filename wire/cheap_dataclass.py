@@ -13,6 +13,6 @@ else:
     from dataclasses import dataclass
 
     def cheap_dataclass(*, frozen: bool, slots: bool):
-        """Return the decorator: slots, and the equality and hash of a frozen one."""
+        """Return a decorator that gives a class slots, and the equality and hash of a frozen dataclass."""
         assert frozen, "else it is a plain dataclass"
         return dataclass(slots=slots, unsafe_hash=True)

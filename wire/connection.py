@@ -68,7 +68,7 @@ class ServedSession(Protocol):
         ...
 
     def events(self) -> AsyncIterator[list[Event]]:
-        """Yield batches of the session's events (SessionOpen first) until it ends; each has all since the last."""
+        """Yield the session's events, SessionOpen first, until it ends; each batch has all since the last batch."""
         ...
 
     def lost(self) -> None:

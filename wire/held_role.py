@@ -19,7 +19,7 @@ class HeldRole:
         """Return the answer to a command: the new role, or the current one with the reason, such as `obstacle`."""
         held, answers = self._held, command.epoch
         if command.epoch <= held.epoch:
-            obstacle = f"role epoch {command.epoch} is not above {held.epoch}, that of its role {held.role}"
+            obstacle = f"role epoch {command.epoch} is not above {held.epoch}, the epoch of its role {held.role}"
         if obstacle:
             return RoleHeld(held.role, held.epoch, answers, obstacle)
         self._held = RoleHeld(command.role, command.epoch)

@@ -8,8 +8,8 @@ tensors follow each other at aligned offsets:
     block  | slot 0 | slot 1 | ...
 
 An instance has one pool per rank, all with the same blocks; each stores its own heads of every tensor, so its slots
-are as wide as these heads. The wire names (tensor, token range, head range), never an address; each side maps them to
-slots with its own block table.
+are as wide as these heads. Messages name a tensor, a token range and a head range, never an address; each side maps
+them to slots with its own block table.
 """
 
 from collections.abc import Iterator, Sequence

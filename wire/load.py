@@ -31,7 +31,7 @@ class LinkStatus:
     passed_over: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)  # not frozen, like types.TokenLogprobs
+@dataclass(slots=True)  # not frozen, for the reason given at types.TokenLogprobs
 class LoadSnapshot:
     """The load that an instance reports with every step and heartbeat: of its engine, of its loop and of its links.
 
@@ -77,7 +77,7 @@ class LoadSnapshot:
     step_base_s: float = gauge("Measured seconds of a step, whatever it computes", "step_base_seconds")
     step_sequence_s: float = gauge("Measured seconds that each sequence adds to a step", "step_sequence_seconds")
     step_token_s: float = gauge("Measured seconds that each prompt token adds to a step", "step_token_seconds")
-    gap_limit_s: float = gauge("The shortest limit of gaps among its streams", "gap_limit_seconds")
+    gap_limit_s: float = gauge("The shortest limit on gaps among its streams", "gap_limit_seconds")
     step_tokens: tuple[int, ...] = ()
     links: tuple[LinkStatus, ...] = ()
 

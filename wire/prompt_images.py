@@ -20,7 +20,7 @@ def check_images(state: PromptState) -> None:
     if len(images) > MAX_IMAGES:
         raise InvalidRequest(f"a prompt has {len(images)} images, but the limit is {MAX_IMAGES}", "images")
     if (size := num_data_bytes(images)) > MAX_IMAGE_BYTES:
-        raise InvalidRequest(f"images of {size} bytes, but the limit is {MAX_IMAGE_BYTES}", "images")
+        raise InvalidRequest(f"the images have {size} bytes, but the limit is {MAX_IMAGE_BYTES}", "images")
     if state.pooling is not None:
         raise InvalidRequest("pooling of a prompt with images is not available", "images")
     free = 0
@@ -46,7 +46,7 @@ def _check_image(name: str, image: PromptImage, free: int, num_tokens: int) -> N
         where = f"but needs at least one token within [{free}, {num_tokens})"
         raise InvalidRequest(f"{name} has the tokens [{image.start}, {end}), {where}", "images")
     if len(image.digest) != DIGEST_BYTES:
-        raise InvalidRequest(f"{name} has a digest of {len(image.digest)} bytes, but must be {DIGEST_BYTES}", "images")
+        raise InvalidRequest(f"{name} has a digest of {len(image.digest)} bytes instead of {DIGEST_BYTES}", "images")
     if image.dtype and image.dtype not in ITEM_BYTES:
         known = ", ".join(ITEM_BYTES)
         raise InvalidRequest(f"{name} has embeddings of type {image.dtype[:40]!r}; known types: {known}", "images")

@@ -34,7 +34,10 @@ def measure_hand_off(
 
 
 def best_transport(device: Device) -> str:
-    """Return the best transport between processes that share this device; collectives need one device for each."""
+    """Return the best transport between processes that share this device.
+
+    Collective transports are skipped: they need one device per process.
+    """
     pool = link_pools.make_pool(device)
     try:
         traits = [transport.traits for transport in make_transports((), pool)]

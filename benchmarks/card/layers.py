@@ -1,4 +1,4 @@
-"""The cost of a decode step's layers without attention: as transformers writes them, and by the device's ops.
+"""The cost of a decode step's layers without attention: as transformers writes them, and with the device's ops.
 
 Attention is replaced by a sum of its inputs, so the figures include neither the pool nor its kernels. Steps are
 replayed from graphs if the device captures them.

@@ -1,4 +1,4 @@
-"""The limits of the device: bytes per second of a copy within it, and one large matrix product."""
+"""The limits of the device: bytes per second of a copy within it, operations per second of a large matrix product."""
 
 from dataclasses import dataclass
 

@@ -26,7 +26,10 @@ def make_network(shape: Shape, device: Device, attention: str) -> torch.nn.Modul
 
 
 def make_model(shape: Shape, device: Device, *, most_rows: int) -> tuple[TorchModel, str]:
-    """Return the model with a pool for its steps, and a note on its attention. `most_rows` 0: without graphs."""
+    """Return the model with a pool for its steps, and a note on its attention.
+
+    Graphs are captured for steps of up to `most_rows` sequences, none if it is 0.
+    """
     register()
     backend = make_backend("auto", device)
     block_size = device.traits.block_size

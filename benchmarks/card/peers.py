@@ -59,7 +59,7 @@ def _measure_transformers(
 
 
 def _measure_vllm(shape: Shape, limits: Limits, rounds: int) -> Iterator[Row]:
-    """Yield vLLM's rows, by its LLM class with dummy weights; a decode step is the time per token after the first."""
+    """Yield vLLM's rows, from its LLM class with dummy weights; a decode step is the time per token after the first."""
     vllm: Any = importlib.import_module("vllm")
 
     note = f"vLLM {importlib.metadata.version('vllm')}, whole requests"

@@ -59,7 +59,7 @@ def _serve(folder: Path, shape: Shape, device: Device, ranks: int, *, tiny: bool
             *_, last = hop.stream(port, {**body, "prompt": prompt})
             return int(last["usage"]["completion_tokens"])
 
-        list(pool.map(answer, range(_STREAMS)))  # graphs, libraries
+        list(pool.map(answer, range(_STREAMS)))  # a warm-up: captures graphs, loads libraries
         began = perf_counter()
         made = sum(pool.map(answer, range(_STREAMS)))
         seconds = perf_counter() - began

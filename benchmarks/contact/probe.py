@@ -1,4 +1,7 @@
-"""Print as one line of JSON whether a kind of device is usable here, and how many. A broken driver may hang it."""
+"""Print as one line of JSON whether a kind of device is usable here, and how many are visible.
+
+A broken driver may make this process hang.
+"""
 
 import json
 import sys
@@ -23,7 +26,7 @@ def main(kind: str) -> None:
         count = 1 if found.traits.pools_on_host else torch.get_device_module(device.torch_device).device_count()
         print(json.dumps({"count": count, "described": device.describe()}))
     else:
-        node = "its device node is" if found.sees_card() else "no device node of it is"
+        node = "a device node of this kind is" if found.sees_card() else "no device node of this kind is"
         print(json.dumps({"lacking": f"{node} in /dev; {lacking}"}))
 
 

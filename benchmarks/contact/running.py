@@ -35,7 +35,7 @@ def run_limited(
 ) -> str:
     """Run `command`, append its output to `log`, and return "ok", its exit status or signal, or "timed out".
 
-    Ends every process below this one; the result says so if one did not end. Raises Interrupted.
+    Ends every descendant of this process; the result says so if one did not end. Raises Interrupted.
     """
     deadline, hidden = time.monotonic() + limit_s, tuple(secrets)
     with log.open("a", encoding="utf-8") as file:

@@ -89,7 +89,10 @@ def steps_of(card: Card, folder: Path, *, tiny: bool = False) -> list[Step]:
     shares = may_share(kind_named(card.kind))  # two instances on one NPU are refused
 
     def on(count: int) -> dict[str, Any]:
-        """Return the fields of a step on `count` devices; without them gpu.py shows only as many as one side needs."""
+        """Return the fields of a step on `count` devices.
+
+        Without `environ`, gpu.py makes visible only as many devices as one side needs.
+        """
         visible = find_kind(card.kind).traits.visible_variable
         is_set = visible is None or visible in os.environ
         return {
@@ -168,7 +171,7 @@ def _python(*arguments: str) -> Command:
 
 
 def _checked(report: Path) -> tuple[Figure, ...]:
-    """Return a self-test's summary, what failed, and its links."""
+    """Return a self-test's summary, its failed and unfinished checks, and its successful checks of links."""
     if not report.exists():
         return ()
     text = report.read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
 """A cheap client for `benchmarks/frontdoor.py`, in a separate process: raw sockets, no parser, kept connections.
 
 Each JSON line on standard input is one run, {"port", "path", "model", "concurrency", "requests", "prompt_words",
-"max_tokens", "stream", "api_key"}; "least_tokens" varies the lengths. The answer has the run's wall time, number of
-SSE events, statuses other than 200, and times to the first byte.
+"max_tokens", "stream", "api_key"}; with "least_tokens" each request's max_tokens is random, from that to "max_tokens".
+The answer has the run's wall time, number of SSE events, statuses other than 200, and times to the first byte.
 """
 
 import json
@@ -28,7 +28,9 @@ _EVENT = b"data: {"
 
 
 class Call:
-    """One connection that sends request after request and records the answers; `arrivals_s` is the last answer's."""
+    """One connection that sends request after request and records the answers; `arrivals_s` has the times of
+    the last answer's events.
+    """
 
     def __init__(self, port: int, run: "Run") -> None:
         self._run = run

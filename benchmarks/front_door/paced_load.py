@@ -108,7 +108,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
                 if left:
                     left -= 1
                     client.send()
-                else:  # the server closes what is idle for long, while others are still answered
+                else:  # the server would close an idle connection while others are still answered
                     busy -= 1
                     client.close(selector)
     failures = [failure for one in runs for failure in one.failures]

@@ -51,12 +51,12 @@ class Ours:
 
     @staticmethod
     def _core(number: int, of: int, half: int) -> int | None:
-        """Return a core for P or for D, as `pdserve up` does; None if there are several."""
+        """Return the core of the only P (`half` 0) or D (1), as `pdserve up` binds them; None if there are several."""
         cores = sorted(os.sched_getaffinity(0))
         return cores[half] if of == 1 and number == 0 and len(cores) > 1 else None
 
     def move(self, num_bytes: int, *, verify: bool = False, chunk: int | None = None, scattered: bool = False) -> float:
-        """Return the seconds of one hand-off of at least `num_bytes`, first put to ack."""
+        """Return the seconds of one hand-off of at least `num_bytes`, from the first put to the ack."""
         tokens = self._shape.tokens_of(num_bytes)
         if verify:
             self.decodes[0].ask(op="clear")
@@ -75,7 +75,7 @@ class Ours:
         sent = self.prefills[0].ask(op="digest", **where)["digest"]
         here = self.decodes[0].ask(op="digest", **where)["digest"]
         if sent != here:
-            raise RuntimeError(f"{self.name}: {tokens} tokens arrived as {here}, {sent} was sent")
+            raise RuntimeError(f"{self.name}: {tokens} tokens with digest {sent} arrived with digest {here}")
 
     def stream(self, tokens: int, chunk: int, window: int, seconds: float) -> float:
         """Let all P make hand-offs at once for `seconds`; return their bytes per second in total."""

@@ -85,7 +85,7 @@ class PeerProcess:
 
 
 class Iperf:
-    """iperf3 over loopback, one stream, its defaults, one second per round: its bandwidth does not depend on a size."""
+    """iperf3 over loopback: one stream, default settings, one second per round, whatever the number of bytes."""
 
     name = "iperf3, one stream"
 

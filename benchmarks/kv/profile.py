@@ -21,7 +21,10 @@ _IDLE = ("line-accept", "kv-accept", "kv-sweep")  # always waiting
 
 
 def profile_loads(transport: str, sizes_mib: Sequence[int], rounds: int, least_bytes: int) -> Iterator[str]:
-    """Yield the lines for each load, repeated up to `least_bytes`. Sampling is slow: use shares, not times."""
+    """Yield the lines for each load, sent at least `rounds` times and until it totals about `least_bytes`.
+
+    Sampling is slow: use the shares, not the times.
+    """
     shape, work = shape_named("default"), loads(sizes_mib)
     with ExitStack() as stack:
         ours = start_ours(stack, transport, max(load.num_bytes for load in work), profile=True)

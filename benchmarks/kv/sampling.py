@@ -19,7 +19,7 @@ _SHOWN = 14
 class Sampler:
     """Owns a thread that records, each millisecond, every other thread's innermost frame in our own files.
 
-    A call that holds the GIL is sampled when it ends, at the line that made it; figures are shares, not times.
+    A call that holds the GIL is sampled when it ends, at the line that made the call; figures are shares, not times.
     """
 
     def __init__(self) -> None:

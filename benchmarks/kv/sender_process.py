@@ -63,7 +63,8 @@ class Prefill:
     ) -> dict[str, Any]:
         """Hand off `count` prompts at once, prompt i in the blocks from `first` + i * `stride` on.
 
-        In seconds: `reserved_s` to the last ticket; `seconds` from the first put to the last ack; `total_s` both.
+        Times in seconds: `reserved_s`, until the last ticket is reserved; `begun_s`, to begin all tickets; `seconds`,
+        from the first put to the last ack; `total_s`, all of it.
         """
         began = time.perf_counter()
         firsts = [first + i * stride for i in range(count)]

@@ -1,4 +1,4 @@
-"""Records the late turns of each event loop of a process: Python imports it if PYTHONPATH has this folder.
+"""Records the late turns of each event loop of a process: Python imports this module if PYTHONPATH has its folder.
 
 A timer of BEAT_S runs on the loop; a line of $LOOP_LAG_FOLDER/PID.txt has, in seconds, the end of a late beat
 (CLOCK_MONOTONIC), how late it was, and the loop's waits for a core and its CPU time since the previous beat.

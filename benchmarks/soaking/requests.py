@@ -118,7 +118,7 @@ class SoakClient:
     def same(self, name: str, answer: Any) -> tuple[str, str]:
         """Compare with the first answer of this name."""
         first = self.known.setdefault(name, answer)
-        return (ANSWERED, "") if first == answer else (WRONG, f"{name}: {answer!r:.160}, at first {first!r:.160}")
+        return (ANSWERED, "") if first == answer else (WRONG, f"{name}: {answer!r:.160}, but first {first!r:.160}")
 
 
 async def _greedy(client: SoakClient) -> tuple[str, str]:

@@ -45,7 +45,7 @@ class HostTables:
         return np.asarray(self.blocks[places], np.int64)
 
     def padded(self, num_rows: int, block: int, block_size: int) -> "HostTables":
-        """Return `num_rows` rows; each added one owns a slot from `block` on, and reads its block up to that slot."""
+        """Return `num_rows` rows; each added row owns a slot, from `block` on, and reads its block up to that slot."""
         blocks, places = np.divmod(np.arange(num_rows - len(self.used)), block_size)
         return HostTables(
             np.concatenate([self.blocks, block + blocks]),

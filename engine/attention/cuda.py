@@ -97,7 +97,7 @@ def _flashinfer(device: Device) -> PagedLibrary | str:
 
 
 def _flash_attn_3(device: Device) -> PagedLibrary | str | None:
-    """Return None, and so no note, where it is not installed or is for other GPUs."""
+    """Return None, and so no note, where the library is not installed or is for other GPUs."""
     package, module = flash3_paged.PACKAGE, flash3_paged.MODULE
     if importlib.util.find_spec(module) is None:
         return None
@@ -126,10 +126,10 @@ class CudaAttention:
         """Layers that no library supports run on torch's plain operations."""
         self.libraries, self.note = tuple(libraries), note
         self.failed: str | None = None
-        """Why a library was given up."""
+        """Why a library is no longer used."""
         self.torch = TorchPagedAttention()
         self.tables = TableUse.NONE if any(isinstance(one, GraphLibrary) for one in libraries) else TableUse.GATHER
-        """The most that any layer has done with the tables so far."""
+        """The highest TableUse of any layer so far."""
 
     @property
     def alternatives(self) -> "tuple[CudaAttention, ...]":
@@ -156,11 +156,11 @@ class CudaAttention:
         return (max_blocks,) if self.tables is TableUse.NONE else doubled_widths(rows, max_blocks, block_size)
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """See GraphBackend; only libraries have any."""
+        """See GraphBackend; only libraries keep such memory."""
         return sum(one.fixed_bytes(rows, width) for one in self.libraries if isinstance(one, GraphLibrary))
 
     def give_up(self, library: PagedLibrary, error: Exception) -> None:
-        """Do without a library for good after it failed."""
+        """Stop using a library that has failed."""
         self.libraries = tuple(one for one in self.libraries if one is not library)
         self.failed = f"{type(library).__name__}: {error}"
         used = self.libraries[0].name if self.libraries else "torch"
@@ -176,7 +176,7 @@ class CudaStep:
         self, backend: CudaAttention, by_torch: StepAttention, planned: Sequence[tuple[PagedLibrary, StepAttention]],
         decode: "CudaDecode | None" = None,
     ) -> None:  # fmt: skip
-        """The backend may give up a library after this step is planned. `decode.reads_tables` is set here."""
+        """The backend may stop using a library after this step is planned. `decode.reads_tables` is set here."""
         self._backend, self._torch, self._planned, self._decode = backend, by_torch, planned, decode
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:

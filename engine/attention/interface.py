@@ -17,7 +17,7 @@ class AttentionOptions:
     """How one layer attends.
 
     A query at position p sees keys in (p - sliding_window, p]. `softcap` bounds scores to softcap * tanh(s / softcap).
-    `sinks` is one logit per head that takes part in the softmax and has no value.
+    `sinks` is one logit per head that takes part in the softmax but has no value vector.
     """
 
     scaling: float
@@ -89,8 +89,8 @@ class GraphBackend(AttentionBackend, Protocol):
         ...
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """Return the device bytes that one plan_decode keeps besides its inputs, after its first run.
+        """Return the device bytes that the result of one plan_decode keeps besides its inputs, after its first run.
 
-        Counts tables of [rows, width] and the kinds of layer that have run so far: call it after a step.
+        Assumes tables of [rows, width] and the kinds of layer that have run so far: call it after a step.
         """
         ...

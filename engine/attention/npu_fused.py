@@ -6,10 +6,10 @@ BSH    | single rows together, or one chunk alone  | float16 too, head dim up to
 
 Lengths are lists on the host, one per sequence for keys, cumulative for TND's queries. Chunks of any size use one mask,
 the 2048 x 2048 triangle, aligned to the last key (sparse_mode 3, or 4 with a band); single rows under BSH, which has no
-bands for them, use no mask or one of their own. The document is _op_plugin_docs.py of torch_npu's wheel; the function
-is in prompt_flash_attention_tiling.cpp of CANN's ops-transformer, which accepts TND over blocks with these limits and,
-unlike the document, with bands for single rows. An older CANN refuses TND over blocks: then BSH computes everything
-(backend_choice.py).
+bands for them, use no mask or one of their own. The op's document is _op_plugin_docs.py in torch_npu's wheel. The check
+named for TND is a function in prompt_flash_attention_tiling.cpp of CANN's ops-transformer; it accepts TND over blocks
+with these limits and, unlike the document, with bands for single rows. An older CANN refuses TND over blocks: then BSH
+computes everything (backend_choice.py).
 """
 
 from dataclasses import dataclass

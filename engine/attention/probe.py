@@ -23,7 +23,7 @@ _LONG = 700
 """A version of CANN ignored masks after the 512th key (vllm-project/vllm-ascend issue 15503); shorter rows hide it."""
 _WINDOW = 100
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""Limit of a number's absolute difference: values are about 1, and 16-bit kernels round the softmax's weights too."""
+"""Limit on a number's absolute difference: values are about 1, and 16-bit kernels round the softmax's weights too."""
 
 
 @dataclass(frozen=True, slots=True)

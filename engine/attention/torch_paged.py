@@ -22,11 +22,11 @@ from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 
 MAX_KEYS = 1 << 16
-"""Tokens gathered at once: 128 MiB each of keys and values with 8 heads of 128 in 16 bits."""
+"""The most tokens gathered at once: 128 MiB of keys and 128 MiB of values, with 8 heads of 128 dims in 16 bits."""
 FEW_KEYS = 1 << 12
-"""Gathering up to this many tokens takes so little time that no narrower graphs are captured: 8 MiB each as above."""
+"""Gathering up to this many tokens (8 MiB of keys) takes so little time that no narrower graphs are captured."""
 _MAX_SCORES = 1 << 26
-"""Scores in memory at once where the fused kernel cannot be used: 256 MiB in float32."""
+"""The most scores in memory at once where the fused kernel cannot be used: 256 MiB in float32."""
 
 
 class TorchPagedAttention:
@@ -50,9 +50,9 @@ class TorchPagedAttention:
 
 
 def doubled_widths(rows: int, max_blocks: int, block_size: int, max_keys: int | None = None) -> tuple[int, ...]:
-    """Return widths of which each is twice the last, so that at most half of a table's columns are unused.
+    """Return widths, each twice the one before it, so that at most half of a table's columns are unused.
 
-    The last is `max_blocks`, or as many as `max_keys` allow for `rows` sequences.
+    The widest is `max_blocks`, or as many blocks as `max_keys` allows for `rows` sequences.
     """
     keys = rows * block_size
     widest = max_blocks if max_keys is None else min(max_blocks, max_keys // keys)
@@ -62,7 +62,7 @@ def doubled_widths(rows: int, max_blocks: int, block_size: int, max_keys: int | 
 
 
 class TorchPagedStep(SlotWriter):
-    """One step; owns what its layers share, computed by the first layer that runs here: a library may run them all."""
+    """One step. The first layer that runs here computes what all of them share; a library may run every layer."""
 
     @cached_property
     def _decode_groups_of_step(self) -> tuple["_DecodeGroup", ...]:

@@ -22,7 +22,7 @@ from engine.transfers import upload
 
 VarlenKernel = Callable[..., Any]
 MAX_KEYS = 1 << 18
-"""Tokens gathered at once: 512 MiB each of keys and values with 8 heads of 128 in 16 bits."""
+"""The most tokens gathered at once: 512 MiB of keys and 512 MiB of values, with 8 heads of 128 dims in 16 bits."""
 
 
 class VarlenAttention:

@@ -97,7 +97,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _own(tensor: torch.Tensor, seen: set[int]) -> torch.Tensor:
-    """Return the tensor contiguous; a copy where it is a view of a larger storage, or shares one in `seen`."""
+    """Return the tensor, contiguous; a copy if it is a view of a larger storage, or its storage is in `seen`."""
     storage = tensor.untyped_storage()
     is_whole = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
     seen.add(storage.data_ptr())

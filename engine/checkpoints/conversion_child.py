@@ -28,7 +28,10 @@ def convert_in_child(module: str, source: Path, target: Path, parts: Sequence[st
 
 
 def run_conversion(source: Path, convert: Callable[[], None]) -> int:
-    """Convert, and return the child's exit status; it ends with its parent. A refusal is the last line of stderr."""
+    """Convert, and return the child's exit status; the last line of stderr is the reason for a refusal.
+
+    The kernel kills the child when its parent ends.
+    """
     signal_at_parent_end(signal.SIGKILL)
     try:
         convert()

@@ -18,7 +18,7 @@ _TOLERANCE = 1e-4
 
 
 def rope_parameters(fields: dict[str, Any], divisors: Any | None) -> dict[str, Any]:
-    """Return transformers' parameters. Raises ConfigError, with its name or a divisor, for any other scaling."""
+    """Return transformers' parameters. Raises ConfigError for unsupported scaling, with its name or a divisor."""
     rope = f"{fields['general.architecture']}.rope"
     theta, scaling = fields.get(f"{rope}.freq_base", 10000.0), fields.get(f"{rope}.scaling.type", "none")
     if scaling != "none":

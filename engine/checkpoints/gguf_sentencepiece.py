@@ -36,7 +36,7 @@ def sentencepiece_bpe(fields: dict[str, Any]) -> Tokenizer:
 
 
 def _merges(tokens: list[str], scores: list[float], kinds: list[int]) -> list[tuple[str, str]]:
-    """Return all pairs of normal tokens that form a token, highest score first; for one token, lowest ids first."""
+    """Return all pairs of normal tokens that form a token: highest score first, for the same token lowest ids first."""
     ids = {token: index for index, token in enumerate(tokens) if kinds[index] == _NORMAL}
     found = []
     for token, index in ids.items():

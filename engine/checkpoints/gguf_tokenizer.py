@@ -25,7 +25,7 @@ _SETTINGS = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "un
 
 
 def check_tokenizer(fields: dict[str, Any]) -> None:
-    """Raise ConfigError, with its name, for an unsupported tokenizer."""
+    """Raise ConfigError, with the tokenizer's name, if it is not supported."""
     model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     if model != _SENTENCEPIECE and (model != "gpt2" or pre not in _SUPPORTED):
         known = ", ".join(_SUPPORTED)

@@ -2,7 +2,7 @@
 
 make(staging folder) -> folder in it --renamed--> final path
 
-A killed process leaves a staging folder, which the next one removes; the kernel releases its lock.
+If a process is killed, the kernel releases its lock, and the next process removes its staging folder.
 """
 
 import fcntl

@@ -135,7 +135,7 @@ def _tensors_of(file: Path) -> Iterator[StoredTensor]:
         prefix = stream.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise ConfigError(f"{file}: not a safetensors file (header of {length} bytes in {size})")
+            raise ConfigError(f"{file}: not a safetensors file (a header of {length} bytes in a file of {size})")
         raw = stream.read(length)
     try:
         header = json.loads(raw)

@@ -45,7 +45,7 @@ def text_network_config(config: Any, images: ImageSupport) -> Any:
 
 
 def rope_sections(config: Any, images: ImageSupport) -> tuple[int, ...]:
-    """Return how many dimensions of half a head each position of a token rotates; empty if a token has only one."""
+    """Return how many dimensions of half a head each position of a token rotates; empty if tokens have one position."""
     if not images.has_grid_positions:
         return ()
     return tuple(config.get_text_config(decoder=True).rope_parameters.get(_SECTIONS, _DEFAULT_SECTIONS))

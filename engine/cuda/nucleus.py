@@ -4,7 +4,7 @@ top_p_renorm_probs(probs, top_p, is_deterministic)  | [rows, vocab] and [rows] f
                                                     | gets 0, tokens equal to its last one stay
 
 Only its choice of tokens is used: weights, sums and the draw are the sampler's. top_k stays with torch.topk, which
-sorts no more than k: the barrier between blocks in FlashInfer's kernels for it has hung GPUs, and left wrong tokens
+sorts no more than k: the barrier between blocks in FlashInfer's top_k kernels has hung GPUs, and left wrong tokens
 (flashinfer-ai/flashinfer 3610, 4126). Names and rules are those of flashinfer-python 0.7.2; nothing here has run on a
 GPU yet.
 """

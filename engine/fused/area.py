@@ -2,9 +2,9 @@
 
     empty --locked, filled, every layer checked--> sealed, with its key --mapped read-only--> instances that start later
 
-If the filling process dies, the memfd stays unsealed and the next one starts over. Private memory is used if the
-key differs, on hosts with several NUMA nodes (to avoid remote reads), and with kernels that cannot put a memfd into
-huge pages (before 6.1): without huge pages reading is a quarter slower.
+If the filling process dies, the memfd stays unsealed and the next process starts over. Private memory is used if the
+key differs, on hosts with several NUMA nodes (to avoid remote reads), and on Linux before 6.1, which cannot put a memfd
+into huge pages: without huge pages reading is a quarter slower.
 """
 
 import ctypes
@@ -121,7 +121,7 @@ class SharedWeights:
 def shared_weights(path: Path, *facts: str, text: str) -> SharedWeights | None:
     """Return the memfd with descriptor number `text`, for the checkpoint in folder `path`; None if it is no such memfd.
 
-    The key is made of the files' names, sizes, times and inodes, and of `facts`: all else the packed bytes depend on.
+    The key is made of the files' names, sizes, times and inodes, and of `facts`: what else the packed bytes depend on.
     """
     if not text.isdecimal():
         return None
@@ -145,7 +145,7 @@ def _use_huge_pages(start: int, size: int) -> None:
 
 
 def _can_collapse() -> bool:
-    """Return whether the kernel can put a memfd into huge pages, by trying it on one page."""
+    """Return whether Linux can put a memfd into huge pages here, by trying it on one page."""
     descriptor = os.memfd_create("pdserve-trial")
     try:
         os.ftruncate(descriptor, HUGE)

@@ -16,7 +16,7 @@ from engine.step_metadata import StepMetadata, build
 _ROWS = (12, 1, 5)  # per sequence, prefilled together: enough for every thread
 _BLOCK_SIZE = 16
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-"""Limit of |difference| / |layer's contribution|; roundings to bfloat16 may resolve a tie either way."""
+"""Limit on |difference| / |layer's contribution|; roundings to bfloat16 may resolve a tie either way."""
 
 
 class Disagreement(Exception):

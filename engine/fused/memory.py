@@ -33,7 +33,7 @@ class StepMemory:
         self.reserve(1, 1)
 
     def reserve(self, num_rows: int, num_samples: int) -> None:
-        """Reserve memory; a buffer that has to grow loses its contents. A larger `num_samples` keeps the rows."""
+        """Reserve memory; a buffer that has to grow loses its contents. Growing only `num_samples` keeps the rows."""
         if num_rows > self._rows:
             self._rows = num_rows + num_rows // 4
             self._make_rows()
@@ -62,7 +62,7 @@ class StepMemory:
         return scores.data_ptr(), scores.shape[0], scores.shape[1], scores.stride(0)
 
     def notifying(self, layer_done: Callable[[int], None] | None) -> AbstractContextManager[None]:
-        """Let NOTIFY call `layer_done` in this block, until it raises; that error is raised at the end."""
+        """Let NOTIFY call `layer_done` in this block, until `layer_done` raises; the block's end raises that error."""
         return nullcontext() if layer_done is None else self._on_layer_done(layer_done)
 
     @contextmanager

@@ -22,7 +22,7 @@ class PackedMemory:
     def __init__(
         self, num_bytes: int, functions: Functions, threads: Threads, shared: SharedWeights | None = None
     ) -> None:
-        """`num_bytes` is the sum of `packed_bytes` of all products; `shared` may already have them packed."""
+        """`num_bytes` is the sum of `packed_bytes` of all products; `shared` may already contain the packed weights."""
         self.area = (None if shared is None else shared.area(num_bytes)) or own_area(num_bytes)
         self._next = self.area.start
         self._end = self._next + num_bytes

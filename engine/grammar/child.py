@@ -3,8 +3,8 @@
     parent {"tokenizer", "limits"} --> {"ready": true} | {"refused": message}
     parent {"kind", "text", "whitespace"} --> {"form", "cost_bytes"} | {"refused": message}   ... until EOF
 
-It is ended by SIGPROF past the CPU time of one compile, by a failed allocation past the memory limit, by the parent
-past its timeout, and by SIGKILL when the parent's thread ends.
+It ends by SIGPROF when one compile exceeds its CPU time, or by a failed allocation beyond the memory limit. The parent
+kills it after a timeout, and the kernel kills it when the parent's thread ends.
 """
 
 import ctypes

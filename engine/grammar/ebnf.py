@@ -87,7 +87,7 @@ def _looped(name: str, body: list[_Token]) -> list[_Token]:
 
 
 def _lark_names(bodies: dict[str, list[_Token]]) -> dict[str, str]:
-    """Return each rule's name in Lark: upper case, a terminal, where it uses no recursive rule."""
+    """Return each rule's name in Lark: in upper case, as a terminal, if the rule uses no recursive rule."""
     uses = {name: {token.text for token in body if token.kind == "name"} for name, body in bodies.items()}
     terminals: set[str] = set()
     while found := {name for name in uses.keys() - terminals if uses[name] <= terminals}:

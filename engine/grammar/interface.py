@@ -41,7 +41,7 @@ class TextGrammar(Protocol):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the lexer that its matchers share is used up: it should be recompiled for the next request."""
+        """Whether the lexer that its matchers share is used up: then recompile the grammar for the next request."""
         ...
 
     def start(self) -> TextMatcher:
@@ -76,7 +76,7 @@ class Matcher(Protocol):
 
     @property
     def is_free_for_two(self) -> bool:
-        """Whether any token may follow, and any other one after it."""
+        """Whether any token may follow, and then any token after that one."""
         ...
 
     def advance(self, token_id: int) -> bool:

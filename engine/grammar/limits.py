@@ -1,4 +1,4 @@
-"""Every limit of structured output, in one place: of a request's text, of a compile, and of a step."""
+"""Every limit on structured output, in one place: on a request's text, on a compile, and on a step."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from wire.check_prompt import MAX_GRAMMAR_BYTES
 KIB = 1024
 MIB = 1024 * KIB
 MESSAGE_BYTES = 256 * MIB
-"""The limit of one message to or from the compiling child, which may carry a form after JSON escaping."""
+"""The size limit for one message to or from the compiling child; a message may carry a form after JSON escaping."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """Bounds of a request's text, of one compile, and of the cache.
+    """Limits on a request's text, on one compile, and on the cache.
 
     `optional_properties` limits those of one object of a schema, including those from allOf, $ref and the largest
     option of anyOf and oneOf: the time to compile them grows with their square. `merged_parts` bounds the work of
@@ -45,7 +45,7 @@ class StepLimits:
     """llguidance's limits for one step, set so that no fill takes more than about 50 ms (measured as in the docs).
 
     Time grows with the square of the items of one row, and the rows of an ambiguous grammar can be long: so a grammar
-    may use `grammar_items` in a step, other kinds `items`. It grows linearly with `lexer_fuel` and `lexer_states`.
+    may use `grammar_items` in a step, other kinds `items`. Time grows linearly with `lexer_fuel` and `lexer_states`.
     """
 
     items: int = 20_000

@@ -21,7 +21,7 @@ from wire.errors import InvalidGrammar
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"  # the usual, bounded so that a model cannot write blanks forever
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"  # JSON's own, bounded so that a model cannot write blanks forever
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
@@ -119,7 +119,7 @@ def _load(tokenizer: TokenizerFile) -> LLTokenizer:
 
 
 def _create_tokenizer(text: str, eos: list[int]) -> LLTokenizer:
-    """Create the tokenizer only once if possible: that holds the GIL for 0.25 s, longer for a large vocabulary."""
+    """Create the tokenizer only once if possible: creation holds the GIL for 0.25 s, longer for a large vocabulary."""
     if not eos:
         return LLTokenizer(text)
     try:

@@ -33,7 +33,7 @@ class LlguidanceGrammar:
         """
         self._make = make
         self.tokenizer, self.longest_s = tokenizer, longest_s
-        self._lock = threading.Lock()  # only one thread at a time may use a matcher, also for copying
+        self._lock = threading.Lock()  # only one thread at a time may use a matcher, even to copy it
         self._generation = 0
         self.exhausted = False
         began = time.thread_time()

@@ -31,8 +31,9 @@ class CompiledGrammar:
 class SequenceMatcher:
     """The Matcher over any backend's matcher. Mutable, for one sequence, one thread at a time.
 
-    The model's end-of-sequence ids are allowed exactly where the text is complete, a request's other stop ids there and
-    where their text may follow. After such an id only such ids follow, so that a request with ignore_eos can continue.
+    The model's end-of-sequence ids are allowed exactly where the text is complete; a request's other stop ids are
+    allowed there too, and where their text may follow. After such an id only such ids may follow, so that a request
+    with ignore_eos can continue.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class SequenceMatcher:
         return self._ended and token_id in self._enders
 
     def _text_row(self) -> Bits:
-        """Return the text tokens that may follow, as wide as the model's logits: only ids that both have."""
+        """Return the text tokens that may follow, as wide as the model's logits, with only ids of the tokenizer."""
         row = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
         try:
             allowed = self._text.allowed()[: len(row)]

@@ -1,7 +1,7 @@
 """Convert a regex in Python's syntax to that of Rust's regex library, which llguidance uses. Pure.
 
-The classes then match the same or less: `re.fullmatch` matches whatever matches here. `\\d \\w \\s` are
-ASCII; their negations exclude what either library includes in the class.
+A converted class matches the same characters as Python's or fewer, so `re.fullmatch` accepts every text that the
+converted regex matches. `\\d \\w \\s` are ASCII; their negations exclude what either library includes in the class.
 """
 
 import re

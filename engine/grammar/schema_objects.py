@@ -51,7 +51,9 @@ class _Objects:
         self._targets = {reference: _target(reference, schema, anchors) for reference in references}
 
     def merged(self, part: object, depth: int = 0) -> tuple[set[str], set[str]]:
-        """Return the names of an object's properties and the required ones, with its largest options.
+        """Return the names of an object's properties, and which are required.
+
+        They include those of its allOf and $ref, and of the largest option of each of its anyOf and oneOf.
 
         Raises InvalidGrammar after too many visits of parts, properties and names.
         """

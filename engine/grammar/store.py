@@ -67,9 +67,10 @@ class GrammarStore:
         self._thread.start()
 
     def prepare(self, option: StructuredOutput) -> "Future[Grammar]":
-        """Return the future of the compiled grammar. Its error is InvalidGrammar, or a temporary one:
+        """Return the future of the compiled grammar.
 
-        Overloaded where too many wait, DeadlineExceeded, Unavailable, Draining after `close`.
+        Its error is InvalidGrammar, or a temporary one: Overloaded if too many wait, DeadlineExceeded, Unavailable, or
+        Draining after `close`.
         """
         try:
             source = read_source(option, self._limits)
@@ -124,7 +125,7 @@ class GrammarStore:
             _log.warning("guided_decoding_backend_served_by_llguidance", backend=backend)
 
     def _run(self) -> None:
-        """Run the compiler thread. Its child dies with it, so it runs until the store is closed."""
+        """Run the compiler thread. The child dies with this thread, so it runs until the store is closed."""
         try:
             self._load_backend()
             while (job := self._queue.get()) is not None and not self._closed:

@@ -50,7 +50,7 @@ _SPECIAL = re.compile(r"<[^<>\s]+>")
 class _After:
     """What follows a format: as Lark, and the fixed texts it may begin with, each with the Lark after it.
 
-    `last` is the Lark after free text that no fixed text ends, None where one must.
+    `last` is the Lark after free text that no fixed text ends, None where a fixed text must end it.
     """
 
     lark: str = ""
@@ -83,7 +83,7 @@ def _triggered_tags(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Writer:
-    """Writes the rules of one grammar. Each method for a type returns Lark of the format and of what follows it."""
+    """Writes the rules of one grammar. Each method for a type returns Lark for the format and for what follows it."""
 
     def __init__(self, json_options: Mapping[str, Any], limits: GrammarLimits) -> None:
         self._json_options, self._limits = json_options, limits
@@ -211,7 +211,7 @@ class _Writer:
         return self._free_text_with_tags(self._excluding(_ANY, form), tuple(texts), after, loop=loop)
 
     def _content(self, tag: dict[str, Any], after: _After) -> str:
-        """Return a rule for a tag without its begin, and for what follows it."""
+        """Return a rule for a tag after its begin text, and for what follows the tag."""
         end = tag.get("end")
         if isinstance(end, dict):
             last = self._add_rule(f"{_token(end)} {after.lark}")
@@ -226,7 +226,7 @@ class _Writer:
         return self._add_rule(self._write(tag.get("content"), _After(lark, texts)))
 
     def _then(self, form: object, after: _After) -> _After:
-        """Return a format and everything after it as what follows the format before it."""
+        """Return what follows the previous format: this format, and everything after it."""
         if not _begins_fixed(form):
             return _After(self._add_rule(self._write(form, after)))
         texts = tuple(self._fixed_texts(form, after))

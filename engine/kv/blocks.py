@@ -93,12 +93,14 @@ class BlockPool:
             return tuple(found)
 
     def num_shareable(self, prefix: Sequence[BlockName]) -> int:
-        """Return how many blocks `take` would now share for this prefix, and so not remove from the available ones."""
+        """Return how many blocks `take` would now share for this prefix instead of using up available ones."""
         with self._lock:
             return sum(not self._named.is_idle(block_id) for block_id in self._named.find(prefix))
 
     def name(self, block_id: int, name: BlockName, *, is_decoded: bool = False) -> bool:
-        """Name a block in use, which is full and computed or verified, for reuse; return whether it was not cached.
+        """Name a block in use for reuse; return False if the block has a name, or another block has this name.
+
+        The block must be full, and its KV computed or verified.
 
         `is_decoded`: it has outputs, whose KV other kernels made.
         """

@@ -91,7 +91,7 @@ class NamedBlocks:
             assert parent not in order or place < order[parent], f"block {parent} is evicted before its leaf {block_id}"
 
     def _move_behind(self, block_id: int) -> list[int]:
-        """Move the block and its idle ancestors to the end, itself first; return all blocks visited."""
+        """Move the block, then its idle ancestors, to the end of the eviction order; return all blocks visited."""
         visited: list[int] = []
         at: int | None = block_id
         while at is not None:

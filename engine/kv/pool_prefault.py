@@ -20,7 +20,7 @@ _STOP_S = 1.0
 
 
 class PoolTouch:
-    """Owns the thread that faults in one host pool, piece by piece, without the GIL, while enough memory is free."""
+    """Owns the thread that touches one host pool, piece by piece, without the GIL, while enough memory is free."""
 
     def __init__(self, memory: Memory, *, available: Callable[[], int] = available_bytes) -> None:
         self._memory, self._available = memory, available

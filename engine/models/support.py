@@ -34,7 +34,7 @@ class ImageSupport:
 class ModelSupport:
     """How a model type of transformers differs from others, where its config does not show it.
 
-    `is_tested`: every test run compares it with transformers (docs/models.md), so its rows are not checked at startup.
+    `is_tested`: every test run compares it with transformers (docs/models.md), so row_check.py need not check it.
     `kv_heads_key`: the config key with the number of heads, for models that store a key and a value per head and layer.
     `needs_head_dim`: without `head_dim` in its config, the head size is not hidden_size / num_attention_heads.
     `drops_kv_past_short_length`: for `longrope`, transformers drops its KV when a sequence outgrows `short_length`.

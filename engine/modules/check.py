@@ -104,7 +104,7 @@ class PartCheck:
         return calls[0] if len(calls) == 1 else None
 
     def angles_of(self, module: nn.Module) -> Angles | None:
-        """Return the rotary angles that an attention module receives; None if it gets none, or gets others."""
+        """Return the rotary angles that an attention module receives; None if none, or if they have another form."""
         given = self._given.get(module, {}).get("position_embeddings")
         is_pair = isinstance(given, tuple) and len(given) == 2 and all(torch.is_tensor(one) for one in given)
         return given if is_pair else None
@@ -210,7 +210,7 @@ class SumAttention:
 
 
 def _attends(module: nn.Module) -> bool:
-    """Return whether it is an attention, or a layer with one."""
+    """Return whether the module is an attention module, or a layer with one."""
     return any(isinstance(getattr(module, name, None), nn.Module) for name in ("self_attn", "o_proj"))
 
 

@@ -35,7 +35,7 @@ class GroupedOps(Protocol):
         ...
 
     def unsupported(self, layer: Any) -> str | None:
-        """Return why it does not support such experts, or None if it does."""
+        """Return why the library does not support this layer's experts, or None if it does."""
         ...
 
     def multiply(self, rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

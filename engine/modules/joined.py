@@ -1,4 +1,4 @@
-"""Linear layers with the same input as one product, which reads their weights at once."""
+"""Linear layers with the same input, computed as one product, which reads all their weights at once."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class JoinedLinear:
 
     @classmethod
     def of(cls, modules: Sequence[object], shared: frozenset[int] = frozenset()) -> "JoinedLinear | None":
-        """Return the product of `modules`, None where one is not plain, or they cannot be joined.
+        """Return the product of `modules`, None if one of them is not plain or they cannot be joined.
 
         `shared` has the ids of tensors with several names: these are not joined.
         """

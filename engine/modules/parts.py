@@ -35,7 +35,7 @@ class RmsNorm:
 
     @classmethod
     def of(cls, module: nn.Module, ops: ModuleOps, check: PartCheck) -> Iterator["RmsNorm"]:
-        """Yield the norm with its weight, and with 1 added to it."""
+        """Yield the norm with its weight, then the norm with 1 added to its weight."""
         weight = getattr(module, "weight", None)
         epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
@@ -83,7 +83,7 @@ class GatedMlp:
 
 
 class RotaryAttention:
-    """An attention module whose queries, keys and values are one product, and are rotated by one op."""
+    """An attention module with one product for queries, keys and values, and one op that rotates queries and keys."""
 
     def __init__(self, module: Any, options: AttentionOptions, rotate: RotateOp, joined: JoinedLinear | None) -> None:
         """`options` are those that the original passes to its attention."""

@@ -26,7 +26,7 @@ class Collected:
 
     @property
     def uses_cache(self) -> bool:
-        """Whether cached KV may be used: the states of cached tokens are not needed."""
+        """Whether cached KV may be used, because the result does not need the states of cached tokens."""
         return self.pooling.how == "last" and not self.pooling.of_tokens
 
     def wanted(self, start: int, count: int, num_tokens: int) -> range:

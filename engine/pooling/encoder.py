@@ -67,7 +67,7 @@ class Encoder:
 
     @torch.inference_mode()
     def run(self, states: Sequence[PromptState]) -> list[tuple[float, ...]]:
-        """Return the values of each prompt, which its kind describes; all are computed as one padded batch."""
+        """Return each prompt's values, those of its `Pooling.kind`. All prompts are computed as one padded batch."""
         computed = self._compute(states)
         chosen = [self._choose(rows, _pooling_of(state), state) for rows, state in zip(computed, states, strict=True)]
         values = iter(torch.cat(chosen).tolist())
@@ -155,7 +155,7 @@ def _load(path: Path, config: Any, auto: Any, dtype: str) -> Any:
         raise ConfigError(f"{path}: its weights cannot be loaded: {error}") from error
     missing = sorted(str(key) for key in report["missing_keys"] if not str(key).startswith("pooler."))
     if missing:
-        raise ConfigError(f"{path}: {len(missing)} missing keys, the first {missing[0]}")
+        raise ConfigError(f"{path}: {len(missing)} keys are missing, the first is {missing[0]}")
     return network.eval()
 
 

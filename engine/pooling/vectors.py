@@ -8,7 +8,7 @@ from wire.errors import InternalError, InvalidRequest
 from wire.types import Pooling, SamplingParams
 
 MAX_TOKEN_VALUES = 2**21
-"""Values for each token of a prompt: 8 MiB as float32, half of the longest message."""
+"""The most values of a prompt that gets values for each token: 8 MiB as float32, half of the longest message."""
 
 
 def finish_vector(values: Sequence[float], pooling: Pooling, settings: PoolingSettings) -> tuple[float, ...]:

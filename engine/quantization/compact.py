@@ -1,7 +1,7 @@
-"""Quantised weights of one shape in the memory of their codes and scales, widened to floats a few at a time.
+"""Quantised weights of one shape, kept as codes and scales; a few weights at a time are widened to floats.
 
 codes    4 bits: two to a byte, the first in the high half, with a table of their values; otherwise as stored
-scales   one row for all outputs that share it: of a weight [1536, 2048] in blocks of 128 x 128 [12, 16]
+scales   one row for all outputs that share it: [12, 16] for a weight [1536, 2048] in blocks of 128 x 128
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptWeight
 
 SCRATCH_BYTES = 256 << 20
-"""The floats that may exist at a time, at least one weight's. The best size has never been measured on a device."""
+"""Bytes of widened floats that may exist at a time, or those of one weight if it has more. Never tuned on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class CompactWeights:
     """`codes` [num_weights, outputs, inputs], or uint8 with half the inputs where `pairs` has the values of each byte.
 
     `scales` [num_weights, row blocks, groups]: outputs are in equal row blocks, and inputs in equal groups, that share
-    a scale. `zeros` have their shape, in units of the codes, None where all are 0.
+    a scale. `zeros` have the shape of the scales, in units of the codes, None where all are 0.
     """
 
     codes: torch.Tensor
@@ -116,7 +116,7 @@ def compact_experts(
 
 
 def joined(parts: Iterable[KeptWeight | str]) -> KeptWeight | str:
-    """Return weights of the same inputs joined along their outputs, or the reason why they cannot be joined."""
+    """Return weights that have the same inputs, joined along their outputs, or why they cannot be joined."""
     found = []
     for part in parts:
         if isinstance(part, str):

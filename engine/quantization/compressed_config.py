@@ -39,7 +39,7 @@ def read_compressed(config: QuantizationConfig) -> CompressedLayout:
 def _rounded_type(inputs: Any) -> torch.dtype | None:
     """Return the type of symmetric inputs of 8 bits with dynamic scales: one per token is at least as fine as required.
 
-    Returns None for others, and for those with several scales in a token.
+    Returns None for others, and for inputs with several scales per token.
     """
     if not isinstance(inputs, dict) or inputs.get("dynamic") is not True or inputs.get("strategy") == "group":
         return None

@@ -22,9 +22,9 @@ class KeptWeight:
 
         weight[r, c] = (codes[r, c] - zeros[r, c // group_size]) * scales[r, c // group_size]
 
-    `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of their shape,
-    in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group, and
-    `order` is the input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
+    `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of the scales'
+    shape, in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group,
+    and `order` is the input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
     `rounded_inputs`: the type to which inputs are rounded token by token, None where they stay floats. `static`: the
     layer rounds its inputs with stored values instead, and its kernel adds the layer's bias too.
     """
@@ -96,8 +96,9 @@ class KeptFormat(Protocol):
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         """Return [outputs]: the error that rounding weights and inputs may cause in an output of random rows.
 
-        `rows` are standard normal, in the dtype; `norms` [outputs] are the Euclidean norms of the weight's rows. The
-        standard deviation of an output is its row's norm; this is an upper bound of its error's deviation.
+        `rows` are standard normal, in the layer's dtype; `norms` [outputs] are the Euclidean norms of the weight's
+        rows. The standard deviation of an output is the norm of its row of the weight; the value returned is an upper
+        bound on the standard deviation of the output's error.
         """
         ...
 

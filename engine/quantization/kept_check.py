@@ -1,7 +1,8 @@
 """Compare a layer that stays quantised (kept.py) with its dequantised weight, on the same random rows.
 
 Rows are standard normal, so an output of a weight row w has the deviation |w|, and its error the deviation of the
-format's rounding. The root mean square over the rows estimates it; with 32 rows, chance never makes it twice as large.
+format's rounding. The root mean square of the errors over the rows estimates the latter; with 32 rows, chance never
+makes the estimate twice as large.
 
 A layer with static inputs is compared with its own formula, in floats, on rows that fit its step.
 """

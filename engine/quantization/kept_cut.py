@@ -22,7 +22,7 @@ from engine.quantization.interface import Grouped, QuantisedModule, StaticInputs
 _PADDED_GROUP = 32
 """Inputs in a padded group: the smallest group that all kernels with groups accept; it divides the larger ones."""
 _MAX_PADDING = 2
-"""Columns per input, at most: with more, little memory is saved."""
+"""The most columns per input, padding included: with more, keeping the layer quantised saves little memory."""
 
 
 def read_cut(module: QuantisedModule, cut: DimensionRanges | None) -> Grouped:
@@ -52,10 +52,10 @@ def _stacked(parts: list[StaticInputs]) -> StaticInputs | None:
 
 @dataclass(frozen=True, slots=True)
 class EvenColumns:
-    """The columns of a kept weight, in groups of `size`; `groups` [num_groups] are the stored groups of these.
+    """The columns of a kept weight, in groups of `size`; `groups` [num_groups] has the stored group of each.
 
-    `order` [num_columns] is the input of each column, None where they are in order. It may name one input more than
-    there are: that column is padding, whose input is 0.
+    `order` [num_columns] has the input of each column, None where they are in order. A column whose index is the number
+    of inputs is padding: its input is 0.
     """
 
     size: int

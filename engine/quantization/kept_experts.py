@@ -5,7 +5,7 @@
 experts-float8    float8 with one scale per output, inputs rounded to it token by token: one op of torch, on GPUs
 npu-experts-int8  W8A8 likewise, by torch_npu's op (kept_npu_experts.py)
 experts-widened   all codes: a few experts at a time are widened to the rows' dtype and multiplied in groups; with fewer
-                  rows than experts, the expert of each row
+                  rows than experts, only the expert of each row is widened
 
 Nothing here waits for the device, so that graphs can contain it.
 """
@@ -172,7 +172,7 @@ class WidenedExperts:
 
 @dataclass(frozen=True, slots=True)
 class RoundedExpertsOp:
-    """A device's product in groups of codes and inputs of type `codes`, called `name`.
+    """A device's op, called `name`, that multiplies inputs and codes of type `codes` in groups of rows.
 
     `multiply` takes rows, codes, scales and ends, and returns [num_rows, outputs] in the rows' dtype. `scales` maps the
     rows' dtype to the dtype of the scales [num_experts, outputs]. `lay_out` arranges codes [num_experts, outputs,

@@ -110,7 +110,7 @@ def keep_experts(
     experts: LayerOfExperts, cuts: Mapping[str, DimensionRanges], formats: Sequence[ExpertsFormat],
     rounded_inputs: torch.dtype | None, device: torch.device, advance: Callable[[int], None],
 ) -> list[KeptExperts] | str:  # fmt: skip
-    """Replace the weights of a layer by codes and return them, or the reason why they are not."""
+    """Replace the weights of a layer by codes; return the codes, or the reason why the weights are not replaced."""
     made = []
     for stored in experts.stored:
         one = _make(stored, cuts.get(f"{experts.path}.{stored.name}"), formats, rounded_inputs, device, advance)

@@ -7,8 +7,8 @@ npu_quantize, npu_quant_matmul          | the same                              
 npu_weight_quant_batchmatmul            | int8 as above, or eight int4 per int32     | [groups, outputs] in the
                                         | [inputs, outputs / 8]                      | rows' dtype, offsets too
 
-The last computes with (weight + offset) * scale; group size 0 means one group. The document is _op_plugin_docs.py
-of torch_npu's wheel.
+The last op computes with (weight + offset) * scale; group size 0 means one group. Source: _op_plugin_docs.py in
+torch_npu's wheel.
 """
 
 from dataclasses import dataclass

@@ -27,10 +27,10 @@ class PlainWeights:
 
 
 def plain_weights(stored: Weights, layout: Layout | None, dtype: str, formats: Sequence[str] = ()) -> PlainWeights:
-    """Return `stored`, dequantised to `dtype` where it has a layout. Raises ConfigError for tensors that do not fit.
+    """Return `stored`, dequantised to `dtype` if it has a `layout`. Raises ConfigError for tensors that do not fit it.
 
-    `formats` are the device's `kept_linears`: if none is for static inputs, biases that layers with such inputs
-    have only in their sums become plain ones.
+    `formats` are the device's `kept_linears`. If none of them is for static inputs, layers made for such inputs are
+    dequantised too, and a bias that is stored only as part of their integer sums becomes a plain one.
     """
     if layout is None:
         return PlainWeights(stored)

@@ -72,8 +72,8 @@ _SMOOTHED = ".module.weight"  # older files have the smoothed norm twice, also u
 class ModelSlimLayout:
     """A ModelSlim description: the scheme of each quantised weight, and the inputs per scale, 0 for one scale per row.
 
-    `derives_biases`: static layers without a stored bias get the one in their quant_bias, for which their codes are
-    read; it is for layers that are dequantised.
+    `derives_biases`, for layers that are dequantised: a static layer without a stored bias gets the one contained in
+    its quant_bias, and its codes are read to compute it.
     """
 
     kind: str
@@ -140,7 +140,7 @@ class ModelSlimLayout:
 
 @dataclass(frozen=True, slots=True)
 class StaticModule:
-    """One layer of scheme W8A8; its scale is deq_scale / input_scale. `has_bias`: it has one besides quant_bias."""
+    """One layer of scheme W8A8; its scale is deq_scale / input_scale. `has_bias`: it has a bias besides quant_bias."""
 
     stored: Weights
     name: str
@@ -160,9 +160,10 @@ class StaticModule:
         )  # fmt: skip
 
     def bias(self, rows: range) -> torch.Tensor:
-        """Return the bias in quant_bias, float32 [num_rows]: what is not the offset's share.
+        """Return the bias contained in quant_bias, float32 [num_rows]: quant_bias without the share of the offset.
 
-        Where none differs by more than the roundings of float32, in which the share was computed, there is no bias.
+        If no row's quant_bias differs from that share by more than float32 rounding, in which the share was computed,
+        there is no bias: all values are 0.
         """
         share = self._codes(rows, range(self.shape[1])).sum(1).double() * self.input_offset
         rest = self._of_rows("quant_bias", rows).double() + share
@@ -201,7 +202,7 @@ class _StaticMatrix(Matrix):
 
 @dataclass(frozen=True, slots=True)
 class DerivedBias:
-    """The bias of a layer of scheme W8A8 that only its quant_bias has; zeros where there is none."""
+    """The bias of a layer of scheme W8A8 that is contained only in its quant_bias; zeros where there is none."""
 
     module: StaticModule
 

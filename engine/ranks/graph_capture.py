@@ -4,7 +4,7 @@ rank 0 --CAPTURE shape--> all: run the network without sums --CAPTURED, or why n
 rank 0 --CAPTURE shape--> all: warm up, then capture        --CAPTURED, or why not--> rank 0
        --DROP shape-----> all, as soon as one has failed
 
-The first round needs no other rank, so one that has no memory for a shape is found before any rank waits for its sums.
+The first round needs no other rank, so a rank without memory for a shape is found before any rank waits for sums.
 The sums of a warm-up are computed, so all ranks must join them: one that fails there is lost. Those of a capture are
 only recorded, and wait for no other rank (NCCL_GRAPH_REGISTER in devices/collectives.py).
 """

@@ -1,4 +1,4 @@
-"""Ends a launch that waits on the device for another rank: a device's queue of launches is bounded.
+"""Ends a launch that waits on the device for another rank: a launch blocks while the device's queue is full.
 
 launch --queue is full--> waits for a sum --another rank is lost--> the sums are aborted
    |                                 |
@@ -31,7 +31,7 @@ class LaunchWatch:
 
     @contextmanager
     def guard(self, most_s: float | None = None) -> Iterator[None]:
-        """Bound the time of a call that uses the device; once the sums are aborted it raises its own error.
+        """Bound the time of a call that uses the device; once the sums are aborted, the call raises its own error.
 
         A call may take `most_s`; by default a step's limit, and longer while the device works.
         """
@@ -42,7 +42,7 @@ class LaunchWatch:
             self._since = None
 
     def check(self) -> bool:
-        """Abort the sums if the current call has waited for them too long; return whether they still run."""
+        """Abort the sums if the current call has waited for them too long; return whether the sums still run."""
         since, sums = self._since, self._sums
         if since is None:
             return True

@@ -49,10 +49,10 @@ _CONNECT_S = 60.0
 class RanksOptions:
     """The number of ranks, their devices, and their timeouts: `step_s` within a step, `load_s` for the weights.
 
-    `cores` has the cores of each rank's device (empty: all of this process's), `device` is their kind and `visible` the
-    value of the kind's variable for each rank (empty: unchanged). `gpu_memory_utilization`: the share of a device that
-    its rank takes, including its `largest_step`. Steps of up to `max_graph_rows` sequences are replayed from graphs,
-    where the devices and the model allow it. The other ranks' processes run the module `program`.
+    `cores` has the cores of each rank's device (empty: all of this process's), `device` is the kind of the devices and
+    `visible` the value of the kind's variable for each rank (empty: unchanged). `gpu_memory_utilization`: the share of
+    a device's memory that its rank takes, including its `largest_step`. Steps of up to `max_graph_rows` sequences are
+    replayed from graphs, where the devices and the model allow it. The other ranks' processes run the module `program`.
     """
 
     cores: tuple[tuple[int, ...], ...]
@@ -177,7 +177,7 @@ def _rank_setups(
 def _load_parts(
     team: Team, own: RankSetup, reduce: Reduce, ranks: RanksOptions, tensors: tuple[KvTensor, ...]
 ) -> tuple[RankPart, list[RankLoaded]]:  # fmt: skip
-    """Load rank 0's part while the others load theirs; return it, and what all report."""
+    """Load rank 0's part while the others load theirs; return rank 0's part, and the reports of all ranks."""
     with _on_cores(own.cores):  # threads of the native kernels inherit the cores
         part = with_budget(load_part(own, reduce))
     loaded = [part.loaded, *(_receive_loaded(team, rank, ranks.load_s) for rank in range(1, ranks.num_ranks))]

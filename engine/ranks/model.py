@@ -46,7 +46,7 @@ class ShardedModel:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether launches run ahead of the device: where its sums stay on its stream."""
+        """Whether launches run ahead of the device: only if the sums stay on the device's stream."""
         return self._reduce.stream is not None and self._own.runs_ahead
 
     @property

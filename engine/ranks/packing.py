@@ -81,7 +81,7 @@ class _Rest:
         return taken
 
     def checked(self, count: int, size: int) -> int:
-        """Return `count`, of which each has `size` integers that follow."""
+        """Return `count` after checking that enough integers follow: `size` for each of that many items."""
         if not 0 <= count * size <= len(self._values) - self._at:
             raise ValueError(self.error)
         return count
@@ -93,7 +93,7 @@ class _Rest:
 
 
 def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
-    """Return source and target blocks or slots as bytes. Raises ValueError if their numbers differ."""
+    """Return source and target blocks or slots as bytes. Raises ValueError if there are not as many targets."""
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
     return little_endian(array("i", (*sources, *targets))).tobytes()

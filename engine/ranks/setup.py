@@ -12,10 +12,10 @@ class RankSetup:
     `dtype` is resolved: float32, bfloat16 or float16. `cores` are those of its device (empty: all). `step_s` bounds the
     wait for the other ranks within a step. `is_native`: use native kernels, which rank 0 found to be available.
     `device` is a kind: the rank opens the first device of it that is visible to its process, where `visible` is the
-    value of the kind's variable (None: unchanged). `gpu_memory_utilization` is the share of it that the engine may
-    take; `has_budget`: the size of the pools was configured, else memory is reserved for the `largest_step`: its prompt
-    tokens, in sequences of at most `max_model_len`, and its sequences. Decode steps of up to `max_graph_rows` sequences
-    are replayed from graphs, where all ranks can.
+    value of the kind's variable (None: unchanged). `gpu_memory_utilization` is the share of the device's memory that
+    the engine may take; `has_budget`: the size of the pools was configured, else memory is reserved for the
+    `largest_step`: its prompt tokens, in sequences of at most `max_model_len`, and its sequences. Decode steps of up to
+    `max_graph_rows` sequences are replayed from graphs, where all ranks can.
     """
 
     path: str
@@ -51,8 +51,8 @@ class RankLoaded:
 
     `is_native`: native kernels run its layers. `shares_memory`: it can sum in shared memory. `pool_bytes` are available
     for its pool on its `device`, described in one line; both are unset where rank 0 makes all pools. `kept` counts the
-    layers that stay quantised, with the reasons for others. It can replay steps of up to `graph_rows` sequences from
-    graphs.
+    layers that stay quantised, with the reasons for the others. The rank can replay steps of up to `graph_rows`
+    sequences from graphs.
     """
 
     tensors: tuple[KvTensor, ...]

@@ -90,7 +90,8 @@ class StreamSum:
     def fail(self, reason: str) -> ReduceFailed:
         """Abort the sums that the device waits for, fail all later ones, and return the error. The first reason stays.
 
-        Without the abort a wait for the device would never end. HCCL has none: only the end of the process ends it.
+        Without the abort a wait for the device would never end. HCCL has no abort: there, only the end of the process
+        ends the wait.
         """
         with self._failing:
             if self._failed is None:

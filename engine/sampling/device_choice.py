@@ -16,7 +16,7 @@ from engine.transfers import upload_ints
 
 @dataclass(frozen=True, slots=True)
 class ChosenTokens:
-    """The tokens chosen, and each row's best score: it shows the host later whether any could be chosen."""
+    """The tokens chosen, and each row's best score, which shows the host later whether any token could be chosen."""
 
     token_ids: torch.Tensor  # [num_rows] int64
     best: torch.Tensor  # [num_rows], of the scores' dtype

@@ -24,7 +24,8 @@ Wanted = int | tuple[int, ...]
 def by_wanted(wanted: Sequence[Wanted]) -> list[tuple[int | list[tuple[int, ...]], list[int]]]:
     """Group rows that request the same number of tokens, without rows that request none.
 
-    Each group is that number of the best, or each row's ids, with the rows. No row's result depends on the grouping.
+    A group is (number of best tokens, rows), or (the ids that each row requests, rows). No row's result depends on the
+    grouping.
     """
     best, listed = dict[int, list[int]](), dict[int, tuple[list[tuple[int, ...]], list[int]]]()
     for row, what in enumerate(wanted):

@@ -5,7 +5,7 @@ column      | rows of this rank          | cut      | this rank's part
 row         | columns of this rank       | rank 0's | summed over the ranks
 fused       | query, key and value, or gate and up, in one weight: this rank's rows of each
 heads       | rows of this rank's heads, query, key and value of each; or one number per head
-experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: its inner range; output summed
+experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: this rank's range of inner; summed
 interleaved | gate_up [experts, hidden, inner x 2], down [experts, inner, hidden] and biases: the same
 norm        | over all heads: the weights of this rank's heads; squares are summed
 (none)      | whole on every rank; of the output layer, only rank 0, which samples, has more than a few rows
@@ -86,7 +86,7 @@ class _Sharding:
                 cuts.update(self._cut_inner(path, module))
         if attentions != self._num_layers:
             raise ConfigError(
-                f"{self._kind}: {attentions} of {self._num_layers} layers have query, key and value projections "
+                f"{self._kind}: only {attentions} of {self._num_layers} layers have query, key and value projections "
                 f"that can be split over {self._rank.of} ranks: use --tensor-parallel-size 1"
             )
         if self._rank.number > 0:
@@ -201,7 +201,7 @@ class _Sharding:
             yield f"{path}.down_proj_bias", DimensionRanges(0, (), is_zero=True)
 
     def _cut_head(self) -> Iterator[tuple[str, DimensionRanges]]:
-        """Cut an output layer that does not share the embedding to its first rows: its output is not read."""
+        """Cut the output layer to its first rows, unless it shares the embedding: this rank's logits are not read."""
         head, embeddings = self._network.get_output_embeddings(), self._network.get_input_embeddings()
         if not isinstance(head, nn.Linear) or head.weight is embeddings.weight:
             return

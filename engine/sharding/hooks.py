@@ -28,10 +28,10 @@ class SumOverRanks:
 
 
 class NormOverRanks(nn.Module):
-    """A root-mean-square norm over the heads of all ranks: their squares are summed over the ranks."""
+    """A root-mean-square norm over the heads of all ranks: the squares are summed over the ranks."""
 
     def __init__(self, norm: Any, *, holders: int, all_reduce: AllReduce) -> None:
-        """`norm` is over the whole width, and may have a bias; `holders` ranks, with this one, have the same heads."""
+        """`norm` is over the whole width, and may have a bias; `holders` ranks have the heads that this rank has."""
         super().__init__()
         self.weight: nn.Parameter = norm.weight
         self.bias: nn.Parameter | None = getattr(norm, "bias", None)

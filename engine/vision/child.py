@@ -4,7 +4,7 @@
     parent an image file --> {"count", "grid"}, then the values | {"refused": message} | {"failed": message}
     ... until EOF
 
-It is ended by the parent past its timeout, and by SIGKILL when the parent's thread ends. On a CPU, allocations past
+The parent kills it after a timeout, and the kernel kills it when the parent's thread ends. On a CPU, allocations beyond
 the memory limit fail.
 """
 
@@ -62,7 +62,7 @@ def _load(hello: dict[str, Any]) -> "VisionTower":
     device = open_device(hello["device"])
     device.activate()
     tower = VisionTower(Path(hello["folder"]), hello["dtype"], device.name)
-    if device.name == "cpu":  # on others, address space does not show memory in use
+    if device.name == "cpu":  # on other devices, the address space does not show the memory in use
         os.nice(_NICENESS)
         maximum = _vm_bytes() + hello["memory_bytes"]
         resource.setrlimit(resource.RLIMIT_AS, (maximum, maximum))

@@ -1,4 +1,4 @@
-"""The embeddings of one image, as they leave the tower, and the bounds of computing them. Imports no torch."""
+"""The embeddings of one image, as they leave the tower, and the limits on computing them. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class EncodedImage:
 
 @dataclass(frozen=True, slots=True)
 class EncoderLimits:
-    """Bounds of the encoder.
+    """Limits on the encoder.
 
     `encode_s` is the longest time for one image, `start_s` for loading the tower; `memory_bytes` what the child may
     take above the tower itself (on a CPU). `queue_length` images may wait, `cache_bytes` of embeddings are kept.

@@ -1,4 +1,4 @@
-"""The instance's side of the encoding child: start it, send it image files, kill it past its time, start the next."""
+"""The instance's side of the encoding child: start it, send it image files, kill it after a timeout, start the next."""
 
 import json
 import signal

@@ -82,7 +82,7 @@ class ImageEncoder:
         """Return the future of the images' embeddings, in their order; cancel it if the prompt is gone.
 
         Its error is InvalidRequest for an image that cannot be encoded, Overloaded where too many wait, Draining
-        after `close`, or one of the child.
+        after `close`, or an error of the child.
         """
         prompt = _Waiting(tuple(images))
         for image in prompt.images:
@@ -147,7 +147,7 @@ class ImageEncoder:
         return None
 
     def _run(self) -> None:
-        """Run the encoder thread. Its child dies with it, so it runs until the encoder is closed."""
+        """Run the encoder thread. The child dies with this thread, so it runs until the encoder is closed."""
         try:
             if self._try(self._child.start, self._started):
                 while (image := self._queue.get()) is not None and not self._closed:
@@ -209,7 +209,7 @@ def _finish(prompt: _Waiting) -> None:
         tokens = prompt.found[image.digest].tokens
         if (tokens.count, tokens.grid) != (image.count, image.grid):
             has = f"image {index} has {tokens.count} tokens in a grid of {tokens.grid}"
-            expected = f"{image.count} in one of {image.grid}"
+            expected = f"reserves {image.count} in a grid of {image.grid}"
             _fail(prompt, InvalidRequest(f"{has}, but the prompt {expected}", f"images.{index}"))
             return
     if prompt.future.set_running_or_notify_cancel():

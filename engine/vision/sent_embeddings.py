@@ -6,7 +6,7 @@ from wire.types import PromptImage
 
 
 def convert_embeddings(image: PromptImage, dtype: str) -> bytes:
-    """Return the values of `image.data` as `dtype`. Raises InvalidRequest for half a row, or a value out of range."""
+    """Return the values of `image.data` as `dtype`. Raises InvalidRequest for a wrong size or a value out of range."""
     if not image.data or len(image.data) % (image.count * ITEM_BYTES[image.dtype]):
         raise InvalidRequest(f"embeddings of {len(image.data)} bytes do not fit {image.count} {image.dtype} tokens")
     if image.dtype == dtype:

@@ -22,7 +22,7 @@ class GroupMessage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupSetup:
-    """What a group is made of: see Collective.make. The staging, of `num_bytes`, is memory of `staging_device`."""
+    """What a group is made of: see Collective.make. The staging has `num_bytes` of memory on `staging_device`."""
 
     name: str
     collective: str

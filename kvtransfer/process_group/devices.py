@@ -37,7 +37,10 @@ class GroupDevice:
         return self._issue.submit(task)
 
     def stream(self, collective: Collective) -> Callable[[], AbstractContextManager[object]]:
-        """Return the stream on which all links of the device issue. It stays empty, so they share it: torch has few."""
+        """Return the stream on which all links of the device issue operations.
+
+        torch has few streams; this one stays empty, so the links can share it.
+        """
         with self._lock:
             self._stream = self._stream or collective.new_stream(self.name)
             return self._stream

@@ -7,8 +7,9 @@
                     stuck in a call -> UNFREED with its epoch, never used again -> freed
 
 An operation that hangs blocks only this group's waiter thread, and no other link. A call that hangs blocks no other
-link either: the calls that may hang (the first operation, which may create the communicator, the abort, and the end of
-the group) run on the group's set-up thread. remote_group.py is for collectives that allow neither (`own_process`).
+link either: the calls that may hang run on the group's set-up thread. These are the first operation (it may create the
+communicator), the abort, and the end of the group. remote_group.py is for collectives with which such a hang blocks
+other links, and which have no abort (`own_process`).
 """
 
 import queue

@@ -180,7 +180,7 @@ def refuse_if_unfreed(unfreed: Collection[str], device: str) -> None:
     """Raise Unavailable, with both values, if too many closed groups could not be freed."""
     if len(unfreed) >= MAX_UNFREED:
         raise Unavailable(
-            f"{len(unfreed)} groups of lost links still hold memory of {device}, but the limit is {MAX_UNFREED}"
+            f"{len(unfreed)} groups of lost links still hold memory on {device}, but the limit is {MAX_UNFREED}"
         )
 
 

@@ -32,7 +32,7 @@ _NEVER = StopFlag()
 
 
 class LinkGroup(Protocol):
-    """The group of one link: group.py in this process, remote_group.py in its own."""
+    """The group of one link: in this process (group.py), or in a process of its own (remote_group.py)."""
 
     def send(self, tensor: Any) -> "Future[None]":
         """Send a part of the staging; the future completes when it may be reused, with LinkLost if the group failed."""

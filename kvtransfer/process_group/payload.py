@@ -46,7 +46,7 @@ class GroupStaging(Protocol):
 
 
 def make_staging(device: torch.device | str, num_bytes: int, *, on_host: bool) -> GroupStaging:
-    """Return host memory, or memory of the pool's `device`, as the collective requires.
+    """Return host memory, or memory on the pool's `device`, as the collective requires.
 
     Raises Unavailable if the device has too little.
     """
@@ -59,7 +59,7 @@ def make_staging(device: torch.device | str, num_bytes: int, *, on_host: bool) -
 
 
 def share_staging(device: torch.device | str, num_bytes: int) -> tuple[SharedMemory, GroupStaging]:
-    """Return memory of `device` that a child process can map, and the staging in it. Raises Unavailable."""
+    """Return memory on `device` that a child process can map, and the staging in it. Raises Unavailable."""
     try:
         memory = open_device(str(device)).share_memory(num_bytes)
     except (OSError, RuntimeError) as error:

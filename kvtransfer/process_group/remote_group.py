@@ -44,7 +44,7 @@ PROGRAM = "kvtransfer.process_group.child"
 _POLL_S = 0.5
 _SEND_S = 5.0
 _REST_S = 5.0
-"""Time limit for the rest of a message of the peer."""
+"""Time limit for the rest of a message from the peer, once it has begun."""
 _LEAVE_S = 2.0
 """Time limit for a killed process to end; if it does not, its group and staging are kept."""
 _UNFREED: defaultdict[str, set[str]] = defaultdict(set)
@@ -135,7 +135,7 @@ class RemoteGroup:
             _UNFREED[self._setup.device].discard(self._setup.name)
 
     def _start(self) -> None:
-        """Start the process; the kernel ends it with this thread."""
+        """Start the process; the kernel kills it when this thread ends."""
         with self._lock:
             if self._closing:
                 raise LinkLost("the link was closed here")

@@ -21,7 +21,7 @@ from kvtransfer.stream import LinkLost
 class LinkStore(Store):
     """Implements torch's Store for one group: no port, no further connection, a deadline on every wait.
 
-    Only the thread that constructs it, and then the group, reads and writes the link's stream.
+    Only one thread reads and writes the link's stream: the one that constructs this store and then the group.
     """
 
     def __init__(self, exchange: SetupExchange) -> None:
@@ -29,7 +29,7 @@ class LinkStore(Store):
         self._exchange, self._maker = exchange, threading.get_ident()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key, on both sides if called in the maker's thread, otherwise on this side."""
+        """Set a key: on both sides if called in the thread that makes the group, otherwise only on this side."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         if self._is_maker():
             self._exchange.set(key, data)
@@ -37,12 +37,12 @@ class LinkStore(Store):
             self._exchange.keep(key, data)
 
     def get(self, key: str) -> bytes:
-        """Return a key's value; the maker's thread waits for it."""
+        """Return a key's value; only the thread that makes the group waits for it."""
         self.wait([key])
         return self._exchange.get(key)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait for keys; the exchange's deadline applies whatever `timeout` is. Raises LinkLost in other threads."""
+        """Wait for keys, never past the exchange's deadline; in other threads raise LinkLost if a key is not set."""
         if self._is_maker():
             self._exchange.wait(keys, timeout.total_seconds() if timeout is not None else float("inf"))
         elif not self._exchange.check(keys):

@@ -18,7 +18,7 @@ _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} lines [{elapsed}, {rate_fm
 class ProgressView:
     """Shows the last BatchProgress. Owns the bar. A closed terminal is ignored.
 
-    Rates cover this run only: lines answered by an earlier run count as done, not towards the speed.
+    Rates cover this run only: lines answered by an earlier run count as done, but not towards the speed.
     """
 
     def __init__(

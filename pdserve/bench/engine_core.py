@@ -9,7 +9,7 @@ from pdserve.bench.cases import BenchRun
 from wire.types import PromptState, SamplingParams
 
 MAX_SEQUENCES = 64
-"""The maximum per step."""
+"""The maximum number of sequences in a step."""
 
 
 class OwnEngine:

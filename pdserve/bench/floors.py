@@ -15,7 +15,7 @@ _READ_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """GFLOP/s of the model's matrix products and GB/s of plain reads; the cost of a token in both."""
+    """The machine's GFLOP/s of matrix products and GB/s of plain reads, and the operations and bytes of the model."""
 
     gflops: float
     read_gbs: float

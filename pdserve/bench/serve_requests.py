@@ -53,7 +53,7 @@ def _custom(options: ServeOptions, one: FilePrompt) -> LoadRequest:
 
 
 async def _sharegpt(options: ServeOptions, http: aiohttp.ClientSession, model: str) -> list[LoadRequest]:
-    """Return shuffled conversations of the file whose prompt and answer are neither too short nor too long."""
+    """Return conversations of the file, shuffled, without those whose prompt or answer is too short or too long."""
     given, requests = options.sharegpt_output_len or options.output_len, list[LoadRequest]()
     for one in _shuffled_sharegpt(options):
         if len(requests) == options.num_prompts:

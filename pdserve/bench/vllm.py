@@ -52,7 +52,7 @@ class Vllm:
             os.close(descriptor)
         try:
             self.version = str(self._reply(_START_S)["version"])
-        except BaseException:  # Ctrl-C too, which does not reach its session
+        except BaseException:  # Ctrl-C too, which does not reach the peer's session
             self.close()
             raise
         self._signal(signal.SIGSTOP)
@@ -110,7 +110,7 @@ def peers_home(environ: Mapping[str, str]) -> Path:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with all of this process's cores: by default vLLM reserves one for its front end."""
+    """Return an environment that lets vLLM use all of our cores: by default it reserves one for its front end."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     own = {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "2",

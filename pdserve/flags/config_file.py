@@ -75,7 +75,7 @@ def _text(path: str) -> str:
 
 
 def _refuse_blocking(path: str) -> None:
-    """Raise ConfigError for a pipe or a device, which may block on open; a shell's <(...) has a writer."""
+    """Raise ConfigError for a device or a pipe, which may block on open, unless it is a shell's <(...)."""
     mode = Path(path).stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path.startswith(_OWN_PIPES)):
         raise ConfigError(f"--config {path} is not a regular file: use a YAML file, or /dev/stdin for a pipe")

@@ -34,10 +34,10 @@ def arguments_of(
 ) -> FileArguments:  # fmt: skip
     """Return the entries as arguments of the command whose flags are `known`.
 
-    Flags of other commands are skipped, so that one file serves all, and environment variables win over
-    the file. The values of a list are joined by commas into one argument, unless `joins` is False: then
-    no positional argument may follow that such a flag could consume. Raises ConfigError, with the place, for a
-    key of no command and for a bad value.
+    Flags of other commands are skipped, so that one file serves all, and environment variables win over the file. The
+    values of a list are joined by commas into one argument. With `joins` False they stay separate arguments: the caller
+    then puts no positional argument after them, as the flag would consume it. Raises ConfigError, with the place, for
+    a key that no command has and for a bad value.
     """
     argv: list[str] = []
     fields: set[str] = set()

@@ -30,8 +30,8 @@ one of three statuses ([batch.md](batch.md) lists the flags of vLLM's `run-batch
 - **refused**: exit status 2 with the reason, because its effect is not available.
 
 An unknown flag is refused, and the message names the most similar one. The scheduler's HTTP flags have no effect on a
-prefill or decode instance, and one notice lists them; the scheduler accepts every engine flag and uses the model, its
-length and its names.
+prefill or decode instance, and one notice lists them; the scheduler accepts every engine flag, but uses only some, such
+as those of the model and its names.
 """
 
 _TAIL: Final = """\
@@ -76,8 +76,8 @@ is optional. `sh .../start_servers.sh` is a command line of `sh`, which no shell
 ## Variables
 
 A variable whose name begins with `PDSERVE_` and is similar to one of these is refused with exit status 2 and the
-correct name: with `PDSERVE_API_KYE` the API would be open to everyone. All others give one warning, except those that
-Kubernetes sets for a service whose name begins with `pdserve`.
+correct name: with `PDSERVE_API_KYE` the API would be open to everyone. All other unknown ones give one warning, except
+those that Kubernetes sets for a service whose name begins with `pdserve`.
 
 """
 

@@ -18,7 +18,7 @@ CONFIG_HELP = "YAML file with flags as keys; a flag wins over the environment, w
 
 @dataclass(frozen=True, slots=True)
 class ParsedLine:
-    """A command line of pdserve's flags only, the file's first; `from_file` are the fields set by the file alone."""
+    """A command line of pdserve's flags only, those of the file first; `from_file`: fields set by the file alone."""
 
     argv: tuple[str, ...]
     from_file: frozenset[str]
@@ -37,7 +37,7 @@ class CommandParser(Parser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parse the command line over the file; print one notice on stderr of flags without effect."""
+        """Parse the command line, which wins over the file; list flags without effect in one notice on stderr."""
         if VARIABLE in os.environ:
             complete(self)
         typed = sys.argv[1:] if args is None else args

@@ -56,7 +56,7 @@ def supported(
 def no_effect(
     name: str, why: str, arity: Arity = Arity.ONE, *, only: tuple[str, ...] = (), short: str | None = None
 ) -> VllmFlag:
-    """Return the row of a flag that is accepted without effect, with `only` these values if given."""
+    """Return the row of a flag that is accepted without effect; if `only` is given, only with one of its values."""
     return VllmFlag(name, FlagVerdict.NO_EFFECT, arity, why, short, only)
 
 

@@ -23,7 +23,7 @@ SERVER_ROWS: Final[tuple[VllmFlag, ...]] = (
     no_effect("--disable-frontend-multiprocessing", "the scheduler is a separate process", _NOTHING),
     no_effect("--disable-fastapi-docs", "/docs is served only with --enable-docs", _NOTHING),
     supported(
-        "--enable-request-id-headers", _NOTHING, why="ids are sent without it too, except by probes such as /health"
+        "--enable-request-id-headers", _NOTHING, why="ids are sent without it too, except for probes such as /health"
     ),
     supported("--api-key", why=_KEY),
     supported("--ssl-keyfile"),

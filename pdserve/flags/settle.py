@@ -42,7 +42,7 @@ class _Group:
 def settle(argv: Sequence[str], known: Collection[str]) -> Settled:
     """Return `argv` with only flags in `known`, those of the command itself.
 
-    Raises ConfigError for a refused flag, with the reason, and for an unknown one, with the most similar.
+    Raises ConfigError for a refused flag, with the reason, and for an unknown one, with the most similar known flag.
     """
     kept: list[str] = []
     dropped: dict[str, VllmFlag] = {}
@@ -123,7 +123,7 @@ def _values(group: _Group, row: VllmFlag) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _models(argv: Sequence[str]) -> Iterator[str]:
-    """Yield possible models of the line: --model's value, and the first positional argument."""
+    """Yield what the command line may name as its model: --model's value, and the first positional argument."""
     for group in _groups(argv):
         if group.flag == "--model" and group.inline is not None:
             yield group.inline

@@ -44,7 +44,8 @@ def shards(index: Path) -> list[str]:
     suffix = ".bin" if index.name == BIN_INDEX else ".safetensors"
     wrong = next((v for v in values if not isinstance(v, str) or Path(v).name != v or not v.endswith(suffix)), None)
     if not values or wrong is not None:
-        raise ConfigError(f"{index}: its weight_map lists {wrong!r}, not {suffix} files beside it")
+        listed = f"{wrong!r}, not" if values else "no"
+        raise ConfigError(f"{index}: its weight_map lists {listed} {suffix} files beside it")
     return sorted(set(values))
 
 

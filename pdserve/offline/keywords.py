@@ -97,7 +97,7 @@ def without_effect_on_cluster(keywords: Mapping[str, Any]) -> str | None:
     for name, value in keywords.items():
         _check_name(name, value)
     named = ", ".join(name for name, value in keywords.items() if value is not None)
-    return f"without effect on a running cluster, which has its own: {named}" if named else None
+    return f"without effect on a running cluster, which has its own settings: {named}" if named else None
 
 
 def _parser() -> Parser:

@@ -34,7 +34,7 @@ async def room_for(api: HttpApi, index: int, prompt: PromptInput, params: Sampli
 async def room_after_chat(
     api: HttpApi, index: int, conversation: Mapping[str, Any], params: SamplingParams
 ) -> int | None:
-    """Return the same for a conversation, rendering its template; None leaves it to the server."""
+    """Return the same for a conversation, rendering its template; None leaves the limit to the server."""
     num_tokens = (await _tokenize(api, index, conversation))["count"]
     left = _remaining_tokens(index, num_tokens, params, api.max_model_len)
     return None if params.max_tokens is None else left

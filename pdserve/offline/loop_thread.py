@@ -59,7 +59,7 @@ class LoopThread(Generic[T]):
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run `work` and return its result. Raises its exceptions, and the error that ended the loop meanwhile.
 
-        Raises ConfigError in a fork of the creating process, which lacks its threads.
+        Raises ConfigError in a fork of the process that created this object: a fork lacks its threads.
         """
         if self._is_a_fork:
             work.close()

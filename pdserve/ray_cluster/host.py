@@ -76,7 +76,9 @@ class RayInstanceHost:
         self._child = Child(plan, self._log, self._environ, again=True, folder=folder if folder.is_dir() else None)
 
     def poll(self, request: PollRequest) -> PollReply:
-        """Return the process's status and complete lines of its log, 64 KiB at most; after its end also a partial line.
+        """Return the process's status and complete lines of its log, 64 KiB at most.
+
+        Once the process has ended, a partial last line is returned too.
 
         A new global table replaces the old one by a rename, which the process notices.
         """

@@ -44,8 +44,9 @@ def no_room(
     need: Need, num_instances: int, strategy: str, nodes: Sequence[Mapping[str, float]], waited_s: float
 ) -> str:
     """Return the error message for a cluster whose `nodes` (resources of each) had no room in time."""
-    having = [f"{node[need.resource]:g}" for node in nodes if node.get(need.resource)]
+    counts = ", ".join(f"{node[need.resource]:g}" for node in nodes if node.get(need.resource))
+    having = f"{need.resource} {counts} (including those in use)" if counts else f"no {need.resource} on any"
     return (
         f"the Ray cluster had no room for {num_instances} instances of {need} each ({strategy}) within {waited_s:g} s: "
-        f"it has {len(nodes)} nodes, with {need.resource} {', '.join(having) or 'on none'} (including those in use)"
+        f"it has {len(nodes)} nodes, with {having}"
     )

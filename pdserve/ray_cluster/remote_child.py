@@ -60,7 +60,7 @@ class ClusterTable(Protocol):
 
 
 class RemoteChild:
-    """Owns one start of an instance. `handle` outlives it if only the process died."""
+    """Owns one start of an instance. `handle` outlives this object if only the process died."""
 
     def __init__(
         self, plan: ProcessPlan, handle: Handle, cluster_table: ClusterTable, log: Path, *, place_s: float,
@@ -79,7 +79,7 @@ class RemoteChild:
             clock,
         )
         self._end: str | None = None
-        self._table = ""  # the one its node has
+        self._table = ""  # the table that its node has
         self._pending: PendingAnswer | None = None
         self._verb, self._due, self._next = "", 0.0, 0.0
         self._stage = self._wait_for_placement

@@ -2,12 +2,12 @@
 
     self-test --stdin--> {"open": transport}      --> {} | {"lacking": words}
                          {"expect": seed}         --> {"ticket": {...}}
-                         {"received": true}       --> {"bytes": ...}, once some have arrived, or soon
+                         {"received": true}       --> {"bytes": ...}, once some have arrived or _RECEIVED_S have passed
                          {"digests": seed}        --> {"digests": [...]}
                          {"shut": true}           --> {}
 
-Each message is a line of JSON; failures reply {"error": message}. Library output on stdout goes to stderr. The
-process exits at the end of its input, whatever it is doing.
+Each message is a line of JSON; the reply to a request that failed is {"error": message}. Library output on stdout goes
+to stderr. The process exits at the end of its input, whatever it is doing.
 """
 
 import json

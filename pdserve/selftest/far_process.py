@@ -36,7 +36,7 @@ class FarProcess:
             )  # fmt: skip
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the reply. Without one in time, stop the child and raise Wrong."""
+        """Send a request and return the reply. If none arrives in time, stop the child and raise Wrong."""
         try:
             with contextlib.suppress(BrokenPipeError):  # its exit is noticed below
                 self._require_pipe(self._process.stdin).write(json.dumps(request).encode() + b"\n")

@@ -80,7 +80,7 @@ def _compare_experts(device: Device, name: str) -> str:
 
 def _result(tried: list[str], reasons: list[str]) -> str:
     if not tried:
-        raise NotHere("; ".join(reasons) or "it supports none of the formats tested here")
+        raise NotHere("; ".join(reasons) or "this format supports none of the weights tested here")
     return ", ".join(tried)
 
 

@@ -133,4 +133,6 @@ def _check_equal(got: list[int], wanted: list[int]) -> None:
     other = [i for i, (one, two) in enumerate(zip(got, wanted, strict=True)) if one != two]
     if other:
         first = other[0]
-        raise Wrong(f"{len(other)} of {len(wanted)} rows: row {first} is token {got[first]} instead of {wanted[first]}")
+        raise Wrong(
+            f"{len(other)} of {len(wanted)} rows differ: row {first} has {got[first]} instead of {wanted[first]}"
+        )

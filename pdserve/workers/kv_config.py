@@ -58,8 +58,8 @@ def kv_config(
 ) -> Config:  # fmt: skip
     """Return the config of a worker, in which typed values win; `connector` is the class.
 
-    `life` is random: a peer keeps the addresses of an engine by its id, and would use those of an earlier process of
-    this entry. Raises ConfigError for typed values that contradict the tables.
+    `life` is random: a peer keeps an engine's addresses by the engine's id, and without `life` would use those of an
+    earlier process of this entry. Raises ConfigError for typed values that contradict the tables.
     """
     role = _ROLES[plan.role]
     if typed.get("kv_role", role) not in (role, "kv_both"):

@@ -24,10 +24,10 @@ def plan_of_worker(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPla
         return None
     wanted, listed = requested_worker(environ), plan.own.worker
     if wanted != listed:
-        where = f"{plan.global_table.instances[plan.index].json_path}.worker of {plan.global_path}"
-        found = "is missing" if listed is None else f'is "{listed}"'
+        where = f"{plan.global_table.instances[plan.index].json_path}.worker in {plan.global_path}"
+        found, other = ("is missing", "") if listed is None else (f'is "{listed}"', f", or set {VARIABLE}={listed}")
         raise ConfigError(
-            f"{VARIABLE} is {wanted}, but {where}, by which the scheduler knows {plan.name}, {found}: write the "
-            f"tables with {VARIABLE}={wanted} set, or set {VARIABLE} to what they list"
+            f"{VARIABLE} is {wanted}, but {where} {found}, so the scheduler expects another engine as {plan.name}: "
+            f"write the tables with {VARIABLE}={wanted} set{other}"
         )
     return plan

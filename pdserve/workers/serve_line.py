@@ -37,7 +37,7 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """A worker's command line, its variables, and where it listens: at `port` for HTTP, the others for KV.
+    """A worker's command line, its variables, and where it listens: on `port` for HTTP, on `kv_ports` for KV.
 
     `variables` includes those that were already set, so that the printed line also works in another shell.
     """
@@ -80,7 +80,10 @@ def worker_line(plan: LaunchPlan, typed: TypedFlags, environ: Mapping[str, str],
 
 
 def _sizes(plan: LaunchPlan, typed: TypedFlags) -> Sizes:
-    """Return the sizes whose product is the number of devices; the tensor-parallel size is what the others leave."""
+    """Return the worker's sizes. Raises ConfigError unless their product is the number of devices.
+
+    By default the tensor-parallel size is the number of devices divided by the other sizes.
+    """
     data = typed.number("data-parallel-size-local") or typed.number("data-parallel-size") or 1
     pipeline = typed.number("pipeline-parallel-size") or 1
     num = len(plan.own.devices)
@@ -93,7 +96,7 @@ def _sizes(plan: LaunchPlan, typed: TypedFlags) -> Sizes:
         ids = ",".join(plan.own.device_ids)
         raise ConfigError(
             f"--tensor-parallel-size {tensor}{others} differs from the {num} devices of the local ranktable ({ids}): "
-            "the product must equal their number"
+            "the two must be equal"
         )
     return Sizes(tensor, data, pipeline)
 
@@ -107,15 +110,15 @@ def _port(plan: LaunchPlan, typed: TypedFlags) -> int:
         raise ConfigError("--port is missing: set it to this instance's port in NODE_PORTS")
     if listed not in (None, port) and plan.own.url is None and not plan.has_node_ports:
         raise ConfigError(
-            f"--port {port} differs from {listed}, the server_port of {plan.name} in {plan.global_path}, to which the "
-            f"scheduler connects: use --port {listed} or omit it"
+            f"--port {port} differs from {listed}, the server_port of {plan.name} in {plan.global_path}; the scheduler "
+            f"connects to that port: use --port {listed} or omit it"
         )
     return port
 
 
 @dataclass(frozen=True, slots=True)
 class _KvPorts:
-    """The KV ports of a worker, none where they are not known before the start, and the name of the first one."""
+    """The KV ports of a worker, none where they are not known before the start, and the setting of the first one."""
 
     ports: range
     name: str

@@ -31,7 +31,7 @@ class Holder:
 def holders(timeout_s: float = TIMEOUT_S) -> list[Holder]:
     """Return the running containers of this host. Raises RanktableError if docker fails."""
     ids = docker_output("ps", "--quiet", "--no-trunc", timeout_s=timeout_s).split()
-    # For a container that has exited meanwhile, docker prints an error besides the output for the others.
+    # For a container that has exited meanwhile, docker prints an error in addition to the output for the others.
     return parse_inspect(docker_output("inspect", *ids, timeout_s=timeout_s, strict=False)) if ids else []
 
 
@@ -45,9 +45,9 @@ def parse_inspect(text: str) -> list[Holder]:
 
 
 def docker_output(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = True) -> str:
-    """Return the output of one docker command; unless `strict`, it may have failed in part.
+    """Return the output of one docker command; unless `strict`, its exit status is ignored.
 
-    Raises RanktableError if docker is not installed, times out, or fails.
+    Raises RanktableError if docker is not installed, times out, or, with `strict`, fails.
     """
     docker, shown = _docker_path(), f"docker {arguments[0]}"
     try:

@@ -66,11 +66,11 @@ def command_parser() -> OneLineParser:
     parser.add_argument("role", choices=_ROLES)
     parser.add_argument("--image", required=True, metavar="IMAGE", help="the inference image (build_image.sh)")
     parser.add_argument("--dir", required=True, metavar="DIR", help="this host's folder with model and tables")
-    parser.add_argument("--container-work-dir", metavar="DIR", help="its path in the container (default: the same)")
+    parser.add_argument("--container-work-dir", metavar="DIR", help="--dir in the container (default: the same path)")
     parser.add_argument("--local-table", metavar="FILE", help=f"default: {LOCAL_VARIABLE}")
     parser.add_argument("--global-table", metavar="FILE", help=f"default: {GLOBAL_VARIABLE}")
     parser.add_argument(
-        "--instance", type=int, metavar="N", help="without a local table: its number within its role, from 0"
+        "--instance", type=int, metavar="N", help="without a local table: the instance's number within its role, from 0"
     )
     parser.add_argument("--name", help="of the container (default: pdserve-ROLE-DEVICES)")
     parser.add_argument("--volume", action="append", default=[], metavar="HOST:CONTAINER[:ro]", help="one more mount")
@@ -103,8 +103,8 @@ def _line(arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapp
     host = Host(member.server)
     if kind == "cuda" and member.server is not None and tables.whole is None:
         _print_note(
-            "without --global-table its peers on this host are not known, so cuda_ipc is not used: "
-            "their GPUs are not visible"
+            "without --global-table the peers of this container on this host are not known: their GPUs are not visible "
+            "in it, so cuda_ipc is not used"
         )
     container = _on_host(_container(arguments, member, kind, command), host)
     if arguments.run:

@@ -66,7 +66,7 @@ def _check_python(base: BaseImage) -> None:
 def _check_torch(base: BaseImage, torch: Version, kind: ImageKind) -> None:
     if torch.minor < _MIN_TORCH:
         raise _refuse_base(
-            base, f"has torch {torch.text}, but pdserve needs 2.10 or newer", "use one with that, or without torch"
+            base, f"has torch {torch.text}, but pdserve needs 2.10 or newer", "use one with a newer torch, or without"
         )
     build = torch.text.partition("+")[2]
     if (kind == "cuda" and build == "cpu") or (kind == "ascend" and build.startswith("cu")):

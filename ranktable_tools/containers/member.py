@@ -105,7 +105,7 @@ def _of_role(role: Role, table: GlobalTable, number: int | None) -> ContainerMem
             f"{one.number}: {one.server.server_ip} devices {','.join(one.server.device_ids)}" for one in here
         )
         raise RanktableError(
-            f"it may be any of {len(here)} {role} instances: set --instance N or --local-table ({choices})"
+            f"the container may be any of {len(here)} {role} instances: set --instance N or --local-table ({choices})"
         )
     return _member(here[0], table)
 

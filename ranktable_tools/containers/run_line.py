@@ -28,7 +28,7 @@ Line = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container of the cluster; `peer_ids` are the GPUs of this host's instances that it exchanges KV with."""
+    """One container of the cluster; `peer_ids` are the GPUs of the KV peers on this host."""
 
     role: Role
     kind: DeviceKind
@@ -123,10 +123,10 @@ def _manager_devices(container: Container) -> Iterator[tuple[str, ...]]:
 
 
 def _added_flags(container: Container) -> Iterator[tuple[str, ...]]:
-    """Yield the additions to the guide: shared memory, the limit of locked memory, and a label of the cards.
+    """Yield the additions to the guide: shared memory, the limit on locked memory, and a label of the cards.
 
     CUDA's IPC handles contain the process id of their creator: in two containers with the same process ids they would
-    be confused, so the containers use the host's PID and IPC namespaces, and with the latter its /dev/shm.
+    be confused, so the containers use the host's PID and IPC namespaces, and so its /dev/shm too.
     """
     if container.role == "scheduler":
         return

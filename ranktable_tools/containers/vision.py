@@ -1,4 +1,4 @@
-"""The torchvision_npu that matches a torch: its tag v0.N.x-... is for torchvision 0.N, which is for one torch.
+"""The torchvision_npu for a torch version: the tag v0.N.x-... is for torchvision 0.N, which needs one torch version.
 
 torchvision 0.N needs torch 2.(N-15) (0.16: 2.1, 0.25: 2.10, 0.28: 2.13, as their packages declare).
 """

@@ -42,7 +42,7 @@ def _list_npus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
 
 
 def _list_gpus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
-    """Without output of nvidia-smi, list GPUs by their nodes, without names: node numbers may not match CUDA's."""
+    """Without output from nvidia-smi, list GPUs by their nodes, without names: node numbers may not match CUDA's."""
     tool = find_tool("nvidia-smi", environ)
     gpus = parse_gpus(run((tool, *GPU_QUERY)).text) if tool is not None else []
     if gpus:

@@ -11,7 +11,7 @@ _NODE = {"npu": re.compile(r"davinci([0-9]+)"), "cuda": re.compile(r"nvidia([0-9
 
 
 def kind_named(name: str) -> DeviceKind:
-    """Return the kind of this name, `cpu` for any other name: devices without cards are shares of the cores."""
+    """Return the kind called `name`; `cpu` for any other name: a device without a card is a share of the cores."""
     return next((kind for kind in KINDS if kind == name), "cpu")
 
 
@@ -36,7 +36,7 @@ def kind_of_vllm(*, is_ascend: bool) -> DeviceKind:
 
 
 def present_devices(kind: DeviceKind, dev: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the device ids that have a node, in order; none for `cpu`, whose devices are shares of its cores."""
+    """Return the device ids that have a node, in order; none for `cpu`, whose devices are shares of the cores."""
     pattern = _NODE.get(kind)
     if pattern is None or not dev.is_dir():
         return ()

@@ -78,6 +78,6 @@ def _check(found: Mapping[str, str]) -> None:
     versions = {ip_address(address).version: device_id for device_id, address in found.items()}
     if len(versions) > 1:
         raise RanktableError(
-            f"device {versions[4]} has the IPv4 address {found[versions[4]]}, but device {versions[6]} the "
-            f"IPv6 address {found[versions[6]]}: HCCL supports only one family"
+            f"device {versions[4]} has the IPv4 address {found[versions[4]]}, but device {versions[6]} has "
+            f"the IPv6 address {found[versions[6]]}: HCCL supports only one family"
         )

@@ -57,7 +57,7 @@ def parse_fields(text: str) -> list[tuple[str, str]]:
 
 
 def parse_map(text: str) -> list[Chip]:
-    """Return the devices of `npu-smi info -m` without management chips (Mcu) and NPUs without a card (-1)."""
+    """Return the devices of `npu-smi info -m`; management chips (Mcu) and NPUs without a card (-1) are left out."""
     header: list[str] = []
     chips = []
     for line in text.splitlines():

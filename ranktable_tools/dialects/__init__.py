@@ -1,1 +1,1 @@
-"""The dialects of ranktables: one module each, which reads a document into the one model and may write it back."""
+"""The dialects of ranktables, one module each. A module reads documents into one common model, and may write them."""

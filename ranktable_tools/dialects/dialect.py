@@ -14,8 +14,8 @@ Document = Mapping[str, object]
 class ReadOptions:
     """Facts that some dialects do not contain.
 
-    `num_prefill`: how many instances are prefill, the first ones; the others are decode. `devices_per_instance`: for a
-    dialect that lists only devices.
+    The first `num_prefill` instances are prefill, the others decode. `devices_per_instance`: for a dialect that lists
+    only devices.
     """
 
     num_prefill: int | None = None

@@ -1,6 +1,7 @@
 """HCCL's own tables, versions 1.0 and 1.2 (super pods): the servers and devices of one communicator.
 
-Ranks count over all servers, and each server_id is unique. MindCluster's hccl.json is the same with a few more keys.
+Ranks are numbered across all servers, and each server_id is unique. MindCluster's hccl.json is the same with a few
+more keys.
 """
 
 from dataclasses import replace

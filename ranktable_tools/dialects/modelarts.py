@@ -117,7 +117,7 @@ def _check_head(root: Node) -> None:
 
 
 def _read_group(node: Node, expected: list[str]) -> tuple[str | None, list[LocatedServer]]:
-    """Read one group; `expected` has the ids that may follow, in order, and is reduced accordingly."""
+    """Read one group. `expected` has the ids that may still come, in order; those up to this group's id are removed."""
     group_id = node.text("group_id", lambda text: _check_group_id(text, expected))
     servers = read_servers(node, _FORM)
     if group_id is not None:

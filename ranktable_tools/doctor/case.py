@@ -68,7 +68,7 @@ class DoctorInput:
 
     @property
     def wanted_devices(self) -> tuple[str, ...]:
-        """The device ids to check: the local table's, else those of all instances on this host, else all of its own."""
+        """The device ids to check: the local table's, else those of the instances here, else all of this machine."""
         local = self.tables.local
         if local is not None:
             return local.server.device_ids

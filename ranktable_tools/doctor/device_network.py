@@ -19,7 +19,7 @@ _NO_TOOL = "hccn_tool is not found (set HCCN_TOOL_PATH)"
 
 @dataclass(frozen=True, slots=True)
 class DevicePair:
-    """A device of this host and one of another host with which it exchanges KV."""
+    """A device of this host, and the device on another host with which it exchanges KV."""
 
     own: str
     peer_ip: str
@@ -38,7 +38,7 @@ def check_device_links(case: DoctorInput) -> Verdict:
         if link != "UP":
             message = f"the link of device {device_id} is {link or 'unknown'}"
             step = f"hccn_tool -i {device_id} -link_stat -g; check cable and switch"
-            # On a healthy A3 pod these may be DOWN: there the pings decide.
+            # On a healthy A3 pod the links may be DOWN: there the pings decide.
             problems.append(warn(message, "on an A3 rely on the pings") if in_super_pod else fail(message, step))
     health = _query_devices(case, "-net_health")
     for device_id, text in [] if isinstance(health, Verdict) or in_super_pod else health:
@@ -67,7 +67,7 @@ def check_tls(case: DoctorInput) -> Verdict:
 
 
 def check_device_pairs(case: DoctorInput) -> Verdict:
-    """Check that every device of this host reaches the devices of other hosts with which it exchanges KV."""
+    """Check that every device of this host reaches those devices on other hosts with which it exchanges KV."""
     if case.machine.kind != "npu":
         return not_here(_NO_NPU)
     pairs = list(device_pairs(case))
@@ -83,7 +83,10 @@ def check_device_pairs(case: DoctorInput) -> Verdict:
 
 
 def device_pairs(case: DoctorInput) -> Iterator[DevicePair]:
-    """Yield each device of this host with its peer of that rank in every instance of the other role on other hosts."""
+    """Yield the pairs of devices that exchange KV: one here, the other in an instance of the other role elsewhere.
+
+    Equal ranks are paired; the ranks of the smaller instance repeat.
+    """
     own = case.here if case.tables.own is None else (case.tables.own,)
     for mine in own:
         for theirs in case.instances:

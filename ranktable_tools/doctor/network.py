@@ -118,7 +118,7 @@ def _addresses(case: DoctorInput) -> Sequence[InstanceAddress] | Verdict:
 
 
 def _roles_to_reach(case: DoctorInput) -> set[str]:
-    """Return the roles to connect to: both for the scheduler, the other one for an instance: both ends open links."""
+    """Return the roles to connect to: both for the scheduler; for an instance the other role (both ends open links)."""
     table, local = case.tables.table, case.tables.local
     if local is None:
         own = {one.role for one in case.here}

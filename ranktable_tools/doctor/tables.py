@@ -14,7 +14,7 @@ _SECRET_BYTES = range(32, 4097)
 
 
 def check_tables(case: DoctorInput) -> Verdict:
-    """Check that the tables can be read, pass lint, and that the local one is an entry of the global one."""
+    """Check that the tables can be read and pass lint, and that the local table is an entry of the global one."""
     tables = case.tables
     files = [path for path in (tables.global_path, tables.local_path) if path is not None]
     step = f"ranktable lint {' '.join(files)}{' --share-devices' if tables.share_devices else ''}"
@@ -43,7 +43,9 @@ def check_secret(case: DoctorInput) -> Verdict:
         found = path.stat()
     except OSError as error:
         if named:
-            return fail(f"{_SECRET_VARIABLE} names {path}: {error.strerror}", f"unset {_SECRET_VARIABLE}, or write it")
+            return fail(
+                f"{_SECRET_VARIABLE} names {path}: {error.strerror}", f"unset {_SECRET_VARIABLE}, or write that file"
+            )
         return warn(
             f"there is no {path}: peers are only identified by their address",
             "copy the one that gen or merge wrote to the folder of the global table on every host",

@@ -48,7 +48,7 @@ def can_listen(host: str, port: int) -> str | None:
 
 
 def _speaks_tls(host: str, port: int, timeout_s: float) -> bool:
-    """Return whether a TLS server responds; its certificate is not verified, and it may require one from the client."""
+    """Return whether a TLS server responds; the certificate is not verified, and the server may require a client's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

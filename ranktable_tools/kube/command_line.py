@@ -97,7 +97,7 @@ def _add_follow(parser: argparse.ArgumentParser) -> None:
 
 def _add_drain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ip", metavar="IP", help="the instance's address (default: POD_IP)")
-    parser.add_argument("--http-port", type=int, required=True, metavar="PORT", help="the instance's own")
+    parser.add_argument("--http-port", type=int, required=True, metavar="PORT", help="the instance's --http-port")
     parser.add_argument("--settle", type=float, default=10.0, metavar="S", help="minimum wait (default: 10)")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="maximum wait (default: 60)")
     parser.set_defaults(command=containers.drain_instance)

@@ -115,7 +115,7 @@ def _one_scheduler(parts: Iterator[NamedPart]) -> Iterator[NamedPart]:
 def _merged(parts: Sequence[NamedPart], serving: frozenset[TableServer], notes: list[str]) -> GlobalTable | None:
     """Merge the parts. If they conflict, leave out one, preferably that of a pod that does not serve yet.
 
-    So a pod that claims another pod's card affects neither the other pod nor new ones.
+    Thus a pod that claims another pod's card affects neither the other pod nor new ones.
     """
     try:
         return merge(parts)

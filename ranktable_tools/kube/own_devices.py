@@ -15,7 +15,7 @@ _NUMBERED = re.compile(r"(?:[A-Za-z0-9]+-)?([0-9]{1,9})")
 def own_device_ids(kind: DeviceKind, count: int, environ: Mapping[str, str], dev: Path = Path("/dev")) -> list[str]:
     """Return `count` device ids, physical ones on NPU and GPU. Raises RanktableError naming both numbers.
 
-    On CPUs a device is a share of the cores without a node: ids count from 0.
+    On CPUs a device is a share of the cores and has no node: ids count from 0.
     """
     if count < 1:
         raise RanktableError(f"--num-devices is {count}; must be at least 1")

@@ -27,7 +27,7 @@ class Changes:
 
 
 class Stop:
-    """Set by a signal handler, which may interrupt `wait` and itself, so it takes no lock that `wait` holds."""
+    """Set by a signal handler. The handler may interrupt `wait` or itself, so `set` takes no lock that `wait` holds."""
 
     def __init__(self) -> None:
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -54,7 +54,7 @@ def variables(start: Start, local: Path, table: Path) -> dict[str, str]:
 
 
 def generate(start: Start, say: Say, environ: Mapping[str, str], root: Path = Path("/")) -> Path:
-    """Run `ranktable gen` on this pod's address and devices, leave its part for the announcer; return the local table.
+    """Run `ranktable gen` for this pod, leave the pod's part for the announcer, and return the path of its local table.
 
     Raises RanktableError.
     """

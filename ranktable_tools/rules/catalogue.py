@@ -1,4 +1,4 @@
-"""All rules that are checked on a table after reading; only lint checks those of LINT_RULES beyond TABLE_RULES."""
+"""All rules for a table that has been read: TABLE_RULES are always checked; only lint checks the other LINT_RULES."""
 
 from collections.abc import Iterator, Sequence
 

@@ -110,7 +110,7 @@ def _size_advice(reading: TableReading) -> str:
         rule = "All the tensor-parallel-size of the decode server must be same."
     else:
         rule = "The tensor-parallel-size of prefill server and decode server must be same."
-    return f"ModelArts' own tool requires: {rule} pdserve serves both"
+    return f"ModelArts' own tool requires: {rule} pdserve's own instances may differ"
 
 
 def _over_hosts(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ def _ports(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
         if pair in seen or (what, other) == (_HTTP, _HTTP):  # `port-twice` reports those
             continue
         seen.add(pair)
-        found = f"takes port {claim.value} on {claim.host} for {what}, which {first.json_path} takes for {other}"
+        found = f"takes port {claim.value} on {claim.host} for {what}, but {first.json_path} takes it for {other}"
         advice = "give them other ports or devices: KV ports follow from the lowest device_id"
         yield Problem("worker-port-twice", claim.json_path, claim.value, found, advice)
 

@@ -24,7 +24,7 @@ class CompleteChoice:
     """One complete choice; `logprobs` are lists by name in the API's format, None if not requested.
 
     Each of `calls` has a name, an id and all arguments. `blocks` is the order of the calls, `text` and `reasoning`:
-    the type (text, thinking or tool_use) and the text of each, which is empty for calls.
+    the type (text, thinking or tool_use) and the text of each block; the text of a call is empty.
     """
 
     index: int

@@ -115,7 +115,7 @@ async def _prompts(context: AppContext, body: CohereEmbedBody, texts: Sequence[s
 async def _embeddings(
     vectors: Sequence[Values], types: Mapping[EmbeddingType, None], max_bytes: int
 ) -> dict[str, list[orjson.Fragment]]:
-    """Return the vectors in each type. Raises InvalidRequest if they are too long."""
+    """Return the vectors in each type. Raises InvalidRequest if they take too many bytes."""
     written: dict[str, list[orjson.Fragment]] = {kind: [] for kind in types}
     num_bytes = 0
     for values in vectors:

@@ -46,7 +46,7 @@ def _shown_error(error: BaseException, scope: Mapping[str, Any]) -> ShownError:
 
 
 def _param_of(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
-    """Return the invalid field; if an instance refused an image or a structured output, its name in the body."""
+    """Return the path of the invalid field in the body, also if an instance refused an image or a structured output."""
     if isinstance(error, UnknownModel):
         return "model"
     named: str | None = getattr(error, "param", None)

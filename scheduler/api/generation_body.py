@@ -101,7 +101,7 @@ class GenerationBody(SamplingBody):
 
     @property
     def max_output(self) -> int | None:
-        """The client's limit of output tokens; the newer name takes precedence."""
+        """The client's limit on output tokens; the newer name takes precedence."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""Load the images of a conversation. Models without vision refuse them; their bytes count until the answer ends."""
+"""Load the images of a conversation; models without vision refuse them. Image bytes count until the answer ends."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ async def load_images(
 ) -> Sequence[Message]:  # fmt: skip
     """Return the conversation with its images loaded; `salt` is the body's cache_salt.
 
-    `counts`: the route needs the number of their tokens. Raises InvalidRequest that names the part, Overloaded or
+    `counts`: the route needs the number of the images' tokens. Raises InvalidRequest that names the part, Overloaded or
     Unavailable.
     """
     path, images = next((image.path for image in images_in(messages)), None), context.images

@@ -1,4 +1,4 @@
-"""The header in which an answer reports the cluster's load to the proxy that requests it (ORCA, as in vLLM)."""
+"""The header in which an answer reports the cluster's load to a proxy that requests the report (ORCA, as in vLLM)."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def report_of(form: str, view: Callable[[], ClusterView]) -> Callable[[], str] |
 
 
 def _metrics(view: ClusterView) -> dict[str, float]:
-    """Return vLLM's metrics of these names, over all instances; prompts in the scheduler's queue are waiting too."""
+    """Return the load of all instances, named as in vLLM; prompts in the scheduler's queue count as waiting too."""
     loads = [one.load for one in view.instances if one.load is not None]
     used, blocks = sum(load.blocks_in_use for load in loads), sum(load.blocks_total for load in loads)
     waiting = view.queued_prompts + sum(load.waiting for load in loads)

@@ -7,13 +7,13 @@ _MIN_PREFIX = 3  # characters; shorter prefixes match too many names
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the nearest of `known`: at most two edits away from a `name` long enough, or starting with `name`."""
+    """Return the nearest of `known`: within two edits of `name`, if that is long enough, or starting with `name`."""
     found = [(distance, other) for other in known if (distance := _distance(name, other)) is not None]
     return min(found)[1] if found else None
 
 
 def _distance(name: str, other: str) -> int | None:
-    """Return the number of edits between two names (for a prefix, one more than allowed), None if they are not near."""
+    """Return the number of edits between two near names, else None; a prefix counts as one edit more than the limit."""
     if abs(len(name) - len(other)) <= MAX_DISTANCE:
         edits = edit_distance(name, other)
         if 0 < edits <= MAX_DISTANCE and 2 * edits <= len(name):

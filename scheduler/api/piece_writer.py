@@ -88,7 +88,7 @@ class PieceWriter:
     def comments(self, interval_s: float | None) -> Iterator[None]:
         """Write a comment when nothing was written for `interval_s`, so that no proxy closes the stream; None: never.
 
-        It may be the first write of the response; later errors are then sent as events.
+        If a comment is the first write of the response, later errors are sent as events.
         """
         if interval_s is not None and self._shape.stream_format.comment:
             self._set_comment_timer(interval_s)

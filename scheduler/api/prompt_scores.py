@@ -42,9 +42,9 @@ def read_lists(
 
 
 def matrix_of(given: Sequence[Sequence[int]], found: Sequence[TokenLogprobs | None]) -> str:
-    """Return a float32 matrix as base64 of numpy's file format: a row for each list, -inf where it has no token.
+    """Return a float32 matrix as base64 of numpy's file format: a row for each list, -inf where a list has no token.
 
-    `found` are the log probabilities of the whole prompt, whose last positions have those of the lists.
+    `found` are the log probabilities of the whole prompt; its last positions are those of the lists.
     """
     width = max(map(len, given))
     values: list[float] = []

@@ -76,7 +76,7 @@ def draw_seed() -> int:
 
 
 def _max_tokens(context: AppContext, body: GenerationBody, prompt_len: int, default: int | None, param: str) -> int:
-    """Return the limit of output tokens, reduced to what fits after the longest prompt; at least 1."""
+    """Return the limit on output tokens, reduced to what fits after the longest prompt; at least 1."""
     model_len = context.tokens.max_model_len
     limit = f"This model's maximum context length is {model_len} tokens"
     left = model_len - prompt_len

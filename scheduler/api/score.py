@@ -49,8 +49,8 @@ def _text_pairs(body: ScoreBody, maximum: int) -> TextPairs:
     first, second = (read_texts(getattr(body, name), name, max_inputs=maximum) for name in names)
     if len(first) not in (1, len(second)):
         raise InvalidRequest(
-            f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}: pass one {names[0]}, or as many as "
-            f"{names[1]}",
+            f"{names[0]} has {len(first)} texts, but {names[1]} has {len(second)}: {names[0]} must have one, or as "
+            f"many as {names[1]}",
             names[0],
         )
     return TextPairs(first, second, names)

@@ -96,7 +96,7 @@ async def _shortened(
 
 
 async def _read_pairs(context: AppContext, body: PairsBody, pairs: TextPairs) -> _Reading:
-    """One prompt per pair, which a cross-encoder reads as one sequence."""
+    """Make one prompt per pair: a cross-encoder reads both texts as one sequence."""
     tokens, prompts, poolings, param = context.tokens, [], [], pairs.names[1]
     longest = tokens_kept(body.truncate_prompt_tokens, room=tokens.max_model_len)
     for left, right in zip(pairs.first * (len(pairs.second) // len(pairs.first)), pairs.second, strict=True):
@@ -110,7 +110,7 @@ async def _read_pairs(context: AppContext, body: PairsBody, pairs: TextPairs) ->
 
 
 async def _read_singly(context: AppContext, body: PairsBody, pairs: TextPairs) -> _Reading:
-    """One prompt per text; the score of a pair is the cosine of its vectors."""
+    """Make one prompt per text; the score of a pair is the cosine of its two vectors."""
     tokens, keep, side = context.tokens, body.truncate_prompt_tokens, body.truncation_side or "left"
     left, right = [
         await encode_inputs(texts, tokens, add_special_tokens=True, keep=keep, side=side, param=param)

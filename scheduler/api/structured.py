@@ -29,7 +29,7 @@ def read_structured(body: GenerationBody, forced: Constraint | None = None) -> C
     constraints = [constraint for constraint in read if constraint is not None]
     if len(constraints) > 1:
         names = [name for name, _ in constraints]
-        raise InvalidRequest(f"{' and '.join(names)} both constrain the output: use one", names[0])
+        raise InvalidRequest(f"{' and '.join(names)} each constrain the output: use one", names[0])
     if forced is None:
         return constraints[0] if constraints else None
     if constraints and constraints[0][0] != "response_format":
@@ -97,7 +97,7 @@ def _from_guided(body: GenerationBody) -> Constraint | None:
         return None
     if len(kinds) > 1:
         names = " and ".join(f"guided_{kind}" for kind in kinds)
-        raise InvalidRequest(f"{names} both constrain the output: use one", f"guided_{kinds[0]}")
+        raise InvalidRequest(f"{names} each constrain the output: use one", f"guided_{kinds[0]}")
     kind = kinds[0]
     backend = (body.guided_decoding_backend or "auto").partition(":")[0]
     check_backend(backend, "guided_decoding_backend")

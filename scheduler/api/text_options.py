@@ -1,4 +1,4 @@
-"""How the output becomes text: stop strings, special tokens, and limits of streaming."""
+"""How the output becomes text: stop strings, special tokens, and limits on streaming."""
 
 from typing import Any
 

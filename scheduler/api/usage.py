@@ -10,7 +10,7 @@ from wire.types import STAGES, StageTimes
 
 
 def token_usage(output: TextOutput, *, details: bool = False) -> dict[str, Any]:
-    """Return OpenAI's token counts; with `details`, known only at the end, how many of the prompt's were cached.
+    """Return OpenAI's token counts; with `details` also how many prompt tokens were cached, known only at the end.
 
     `created_cache_tokens`, vLLM's name, are those added to the prefix cache, without the cached ones that a
     recomputation or a retry added again.
@@ -46,7 +46,7 @@ def _token_counts(num_prompt: int, num_output: int, details: dict[str, int] | No
 
 
 def served_headers(served: Sequence[PromptDone]) -> dict[str, str]:
-    """Return the headers of an answer about how it was served: the path of each prompt once, and its timing."""
+    """Return the headers of an answer about how it was served: the different paths of its prompts, and the timing."""
     if not served:
         return {}
     return {

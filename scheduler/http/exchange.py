@@ -20,8 +20,8 @@ class HttpExchange:
     """Owner of the unread part of the body and the state of the answer. The app gets `receive` and `send`.
 
     The head of an answer is sent with its first body bytes. `keep_alive` may be set to False until then; it is also
-    cleared if too much of the body is still to come, or if the client might not send it. `body_bytes`: its declared
-    length, None if chunked; `num_written`: bytes of the answer so far.
+    cleared if too much of the body is still to come, or if the client might not send it. `body_bytes`: the
+    body's declared length, None if chunked; `num_written`: bytes of the answer so far.
     """
 
     def __init__(

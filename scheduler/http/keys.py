@@ -57,8 +57,8 @@ class Keys:
 def read_keys(options: SchedulerOptions, environ: Mapping[str, str]) -> Keys:
     """Return the keys of --api-key and --api-key-file, else those of the first variable that is set.
 
-    A file and a variable have one key per line, optionally followed by the classes of its requests. Raises ConfigError
-    for an invalid line without repeating it.
+    A file and a variable have one key per line, optionally followed by the classes that the key may use. Raises
+    ConfigError for an invalid line without repeating it.
     """
     keys = list(options.api_key)
     where = "--api-key"

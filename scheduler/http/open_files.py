@@ -1,4 +1,4 @@
-"""How many connections the process can open: the soft limit of open files is often only 1,024."""
+"""How many connections the process can open: the soft limit on open files is often only 1,024."""
 
 import resource
 
@@ -19,6 +19,6 @@ def raise_open_files() -> int:
         soft = maximum
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH:
         _log.warning(
-            "few_open_files", limit=soft, note="each connection uses one; raise it with `ulimit -Hn` or the unit"
+            "few_open_files", limit=soft, note="each connection uses a file: raise it with `ulimit -Hn` or in the unit"
         )
     return soft

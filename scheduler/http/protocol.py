@@ -64,7 +64,7 @@ class HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start waiting for a request head."""
         self.transport = transport
-        self._state.connections.add(self)  # type: ignore[arg-type]  # it is typed for its own two protocols only
+        self._state.connections.add(self)  # type: ignore[arg-type]  # uvicorn types it for its own protocols only
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self._client, self._server = _address(peer), _address(own)
         self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
@@ -94,7 +94,7 @@ class HttpProtocol(asyncio.Protocol):
         self._parse()
 
     def _parse(self) -> None:
-        """Parse in slices until a request is queued behind the running one: the rest waits unparsed for its answer."""
+        """Parse in slices until a request is queued behind the running one; until that is answered, the rest waits."""
         while self._unparsed and not self._waiting and not self._closing:
             came = memoryview(self._unparsed)
             self._unparsed = came[SLICE_BYTES:]

@@ -24,7 +24,7 @@ _KEEP_ALIVE_S = 30
 _CLOSE_S = 2
 _READY_POLL_S = 0.05
 _JOIN_S = 5.0
-"""After this a scheduler accepts clients although it is not ready: if none is, clients need an answer that says why."""
+"""After this a scheduler accepts clients even if it is not ready: if none is, clients need an answer with a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ async def serve(
 
     A second signal ends them at once. The socket is closed on return. With `https`, plain HTTP is not served. A client
     that reads nothing for `client_timeout_s` is disconnected. Clients of `shared`, on which other schedulers
-    also listen, are served too, from the time this one is ready until the first signal.
+    also listen, are served too, once this one is ready or `_JOIN_S` has passed, until the first signal.
     """
     tls: dict[str, Any] = {} if https is None else {
         "ssl_keyfile": https.keyfile, "ssl_certfile": https.certfile, "ssl_ca_certs": https.ca_certs,
@@ -84,11 +84,11 @@ async def serve(
 
 
 async def _share(server: uvicorn.Server, shared: SharedSocket, first: asyncio.Event) -> None:
-    """Accept clients of the shared socket, as other schedulers do, from the time this one can serve until it drains."""
+    """Accept clients of the shared socket beside other schedulers, once ready or after `_JOIN_S`, until draining."""
     with shared.socket as bound:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_JOIN_S):
-                while not shared.is_ready():  # noqa: ASYNC110 - readiness also follows from time
+                while not shared.is_ready():  # noqa: ASYNC110 - readiness also changes with time alone
                     await asyncio.sleep(_READY_POLL_S)
         config = server.config
         protocol_class: Any = config.http_protocol_class

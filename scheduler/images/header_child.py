@@ -23,7 +23,7 @@ _COPIES = 3
 
 
 def main(connection: socket.socket, seconds: float) -> None:
-    """Answer until the connection ends; `seconds` is the CPU time of each header."""
+    """Answer until the connection ends; `seconds` is the CPU time for each header."""
     Image.init()  # loads the modules of all formats: opening files is impossible later
     _give_up_the_rest(connection.fileno())
     source = connection.makefile("rb")

@@ -71,7 +71,9 @@ def _grid(grid: Any, count: int, vision: VisionCheckpoint) -> tuple[int, int, in
     kind = vision.family.model_type
     if not isinstance(vision.family.size_rule, PatchGrid):
         if grid is not None:
-            raise InvalidRequest(f"image_embeds.grid is {_shown(grid)}, but positions of {kind} have no grid")
+            raise InvalidRequest(
+                f"image_embeds.grid is {_shown(grid)}, but positions of {kind} have no grid: leave it out"
+            )
         return 1, 1, count
     match grid:
         case [1, rows, columns] if type(rows) is type(columns) is int and rows > 0 and rows * columns == count:

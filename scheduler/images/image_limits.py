@@ -8,7 +8,7 @@ from wire.prompt_images import MAX_IMAGE_BYTES
 
 
 def parse_image_limit(text: str) -> int:
-    """Return the number of `image=4` or `{"image": 4, "video": 0}`, as vLLM writes it, or `4`. Raises ConfigError."""
+    """Return the number in `4`, or, as vLLM writes it, `image=4` or `{"image": 4, "video": 0}`. Raises ConfigError."""
     if text.isdecimal():
         return int(text)
     try:
@@ -54,7 +54,7 @@ class HeldImageBytes:
         self._num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Count further bytes. Raises InvalidRequest if this request has too many, Overloaded if all together have."""
+        """Count further bytes. Raises InvalidRequest if this request has too many, Overloaded if all requests have."""
         with self._budget.lock:
             if self._num_bytes + num_bytes > MAX_IMAGE_BYTES:
                 raise InvalidRequest(f"the images of a request may have at most {MAX_IMAGE_BYTES} bytes together")

@@ -84,7 +84,7 @@ class Placeholders:
 
     @cached_property
     def _spelled(self) -> list[int]:
-        """The ids of the placeholder's characters: its text in a tokenizer without the token."""
+        """The ids of the placeholder's text as plain characters: what a tokenizer without that token makes of it."""
         made = json.loads(self._tokenizer.to_str())
         made["added_tokens"] = [token for token in made["added_tokens"] if token["content"] != self.text]
         plain = Tokenizer.from_str(json.dumps(made))

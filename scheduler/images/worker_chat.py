@@ -43,7 +43,7 @@ def worker_chat(
 
 
 def _with_call_ids(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield the messages. A call without an id, which vLLM refuses, gets one, and so does its result, by their order.
+    """Yield the messages; calls and results without ids, which vLLM refuses, get ids, matched by their order.
 
     The ids have nine digits: templates of Mistral refuse others.
     """

@@ -55,7 +55,10 @@ class PairLink:
 
     @property
     def digests(self) -> bool | None:
-        """Whether its KV frames are checked: unless both ends turned it off. None until both ends were reached."""
+        """Whether the link's KV frames have digests; None until both ends were reached.
+
+        They have digests unless both ends turned them off.
+        """
         ends = (self.pair.sender.description, self.pair.receiver.description)
         digests = [end.kv_digests for end in ends if end is not None]
         return any(digests) if len(digests) == len(ends) else None

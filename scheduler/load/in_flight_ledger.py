@@ -57,12 +57,12 @@ class InFlightLedger:
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens assigned but not prefilled: our count, or the instance's plus what that cannot include."""
+        """Prompt tokens assigned but not prefilled: our count, or, if less, the instance's plus the unseen ones."""
         return min(self._tokens, self.load.uncomputed_tokens + self._unseen)
 
     @property
     def encoding_tokens(self) -> int:
-        """Tokens of the newest prompt with images: while these are encoded, the next step has room for another."""
+        """Tokens of the newest prompt with images: while these are encoded, another prompt fits into the next step."""
         return next(reversed(self._with_images.values()), 0)
 
     @property
@@ -111,7 +111,7 @@ class InFlightLedger:
         return self._prefixes.tokens_known(chain) if self._caches else 0
 
     def tokens_shared(self, chain: Chain) -> int:
-        """Return how many leading tokens are in blocks of prompts generating on it: these need no free block."""
+        """Return how many leading tokens are in blocks of prompts generating there: these tokens need no free block."""
         return self._prefixes.tokens_running(chain) if self._caches else 0
 
     def register(self, prompt_id: str, chain: Chain) -> None:
@@ -119,7 +119,7 @@ class InFlightLedger:
         self._prompts[prompt_id] = _Prompt(chain)
 
     def finished(self, prompt_id: str, chains: Iterable[Chain]) -> None:
-        """Record a prompt's success. If it generated here, these chains' KV, outputs included, is here."""
+        """Record a prompt's success. If it generated here, the KV of `chains`, outputs included, is here too."""
         if self._prefixes.runs(prompt_id):
             for chain in chains:
                 self._prefixes.note(chain)
@@ -148,7 +148,7 @@ class InFlightLedger:
         self._handed_blocks += prompt.handed_blocks
 
     def unassign(self, prompt_id: str) -> None:
-        """Release the prompt's share of the next step and its blocks for others, until it is assigned again."""
+        """Release the prompt's tokens and blocks for other prompts, until it is assigned again."""
         self.version += 1
         if prompt := self._prompts.get(prompt_id):
             self._drop_tokens(prompt_id, prompt)

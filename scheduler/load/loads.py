@@ -57,7 +57,7 @@ class InstanceLoad:
     def can_start(self) -> bool:
         """Whether a prompt assigned now is in the next step: the running step computes all outstanding tokens.
 
-        While the images of one prompt are encoded, another may be computed, or have its own encoded.
+        While the images of one prompt are encoded, another prompt may be computed, or have its own images encoded.
         """
         return self.outstanding_tokens - self.encoding_tokens <= self.prefill_chunk_size
 
@@ -94,12 +94,12 @@ class InstanceLoad:
 class PromptFacts:
     """The properties of a prompt that placement uses.
 
-    `avoid` are pairs (prefill index, decode index) on which the prompt failed: used only if no other is living, because
-    only the link between them may have failed. A `pooled` prompt generates nothing. `chain` are the digests of its
-    prefixes (prefixes.py). By instance index, `known` is how many leading tokens it has probably cached, and `shared`
-    how many are in blocks that other prompts use there. `has_images`: the prompt is computed once they are encoded.
-    `expected_outputs` are the tokens that each of its sequences will probably have, 0 if paths are not compared;
-    `num_behind` prompts with `tokens_behind` tokens wait in the queue.
+    `avoid` are pairs (prefill index, decode index) on which the prompt failed: used only if no other pair is living,
+    because only the link between them may have failed. A `pooled` prompt generates nothing. `chain` are the digests of
+    its prefixes (prefixes.py). By instance index, `known` is how many leading tokens it has probably cached, and
+    `shared` how many are in blocks that other prompts use there. `has_images`: the prompt is computed once its
+    images are encoded. `expected_outputs` are the tokens that each of its sequences will probably have, 0 if paths are
+    not compared; `num_behind` prompts with `tokens_behind` tokens wait in the queue.
     """
 
     num_tokens: int
@@ -123,7 +123,7 @@ class PromptFacts:
 
 @cheap_dataclass(frozen=True, slots=True)
 class LinkShare:
-    """The limit of one link, so that a slow one leaves the rest of both pools and batch slots to the others."""
+    """The limits on one link, so that a slow one leaves the rest of both pools and batch slots to the other links."""
 
     sequences: int
     tokens: int

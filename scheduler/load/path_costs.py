@@ -1,8 +1,8 @@
 """What a path costs a prompt and the other streams, in seconds, from measured step costs. Pure.
 
-first token   the steps for all prompt tokens assigned to the instance, its own last, in chunks within the gap limit
+first token   the steps for all prompt tokens assigned to the instance, this prompt's last, in chunks for the gap limit
 the rest      one step of the decoding instance for each token
-delay         how much longer each stream and each waiting prompt waits because of it, added up
+delay         how much longer each stream and each waiting prompt waits because of this prompt, added up
 """
 
 import math
@@ -58,7 +58,7 @@ def cost_of_path(
         delay_s += _delay_of_waiting(start, on_start, prompt, num_outputs)
     else:
         rest_s += hand_off_s + min(end.outstanding_tokens * on_end.token_s, rest_s)
-        delay_s += prompt.num_behind / 2 * first_s  # one of two instances computes prompts meanwhile
+        delay_s += prompt.num_behind / 2 * first_s  # meanwhile only one of the two computes prompts
     return PathCost(first_s, rest_s, delay_s)
 
 
@@ -117,5 +117,5 @@ def _delay_of_waiting(load: InstanceLoad, cost: StepCost, prompt: PromptFacts, n
         return 0.0
     without_s = _steps_s(load, cost, num_tokens, load.streams)
     with_s = _steps_s(load, cost, num_tokens, load.streams + prompt.num_sequences)
-    share = min(1.0, num_outputs * cost.decode_s(load.streams + 1) / with_s)  # of that time in which it still decodes
+    share = min(1.0, num_outputs * cost.decode_s(load.streams + 1) / with_s)  # the part of `with_s` in which it decodes
     return prompt.num_behind / 2 * share * (with_s - without_s)

@@ -1,4 +1,6 @@
-"""The prompt prefixes that one instance has probably cached: placement prefers it, and reservations share its blocks.
+"""The prompt prefixes that one instance has probably cached.
+
+Placement prefers an instance that has a prompt's prefix, and a reservation there shares the blocks of the prefix.
 
 digest = sha256(salt | all tokens up to here, each 64 followed by the images among them), one every 64 tokens
 chain  = the digests of one prompt, first to last

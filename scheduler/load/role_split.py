@@ -36,7 +36,7 @@ class Demand:
 def seconds_of_prompt(
     demand: Demand, cost: StepCost, num_prefill: int, num_decode: int, max_num_seqs: int
 ) -> float:  # fmt: skip
-    """Return how long an average prompt takes on such a split; a huge number for one that cannot keep up."""
+    """Return how long an average prompt takes with this split; a huge number if the split cannot keep up."""
     busy = demand.prompt_tokens * cost.token_s / num_prefill
     rate, most = demand.outputs / num_decode, max_num_seqs / cost.decode_s(max_num_seqs)
     overload = max(busy, rate / most)
@@ -49,7 +49,7 @@ def seconds_of_prompt(
 
 
 def better_split(demand: Demand, cost: StepCost, num_prefill: int, num_decode: int, max_num_seqs: int) -> int:
-    """Return how many prefill instances to add now, negative to remove: half the way to the best split; 0: none."""
+    """Return how many prefill instances to add now (negative: to remove): half of those that the best split needs."""
     if not (cost.token_s and cost.base_s and demand.prompts):
         return 0
     num = num_prefill + num_decode

@@ -105,7 +105,7 @@ def _url(found: InstanceDescription) -> str:
 
 
 def _check_ranks(found: InstanceDescription) -> None:
-    """Raise Incompatible unless each of its ranks, counted from 0, has an endpoint for KV."""
+    """Raise Incompatible unless each rank of the instance, counted from 0, has an endpoint for KV."""
     ranks = sorted({endpoint.rank for endpoint in found.endpoints})
     if ranks != [*range(len(ranks))] or len(ranks) > MAX_RANKS:
         named = ", ".join(map(str, ranks[:16]))

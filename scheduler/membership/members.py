@@ -84,7 +84,7 @@ class Members:
         self._tasks[member] = self._group.create_task(self._run_after_leaving(member))
 
     async def _run_after_leaving(self, member: Member) -> None:
-        """Wait for leaving members at this address, as instances accept one session at a time, then run."""
+        """Wait until no leaving member uses this address, then run: an instance accepts one session at a time."""
         while others := [self._drains[one] for one in self.leaving if _same_address(one, member)]:
             await asyncio.wait(others)
         await member.run()

@@ -17,8 +17,8 @@ _Group = tuple[str, str, int]
 class WorkerGroups:
     """Owner of what each worker reported last.
 
-    A group can serve with a combined worker, or with one of each role, without those that `may_lack` names. If a worker
-    reports a model of `models`, the names of the scheduler's own, no group of another model can serve.
+    A group can serve with a combined worker, or with one worker of each role; roles in `may_lack` are not needed. If a
+    worker reports a model of `models`, the names of the scheduler's own, no group of another model can serve.
     """
 
     def __init__(self, models: Collection[str], may_lack: Collection[Role]) -> None:
@@ -39,13 +39,13 @@ class WorkerGroups:
         return index in self._reported
 
     def can_serve(self, unknown: Collection[Role]) -> bool:
-        """Whether some group can serve, if the members of these roles, which have not reported, belong to it."""
+        """Whether some group can serve if the members of `unknown` roles, which have not reported, belong to it."""
         return self._completes({*unknown}) or len(self._complete(unknown)) > 0
 
     def check_first(self, index: int, unknown: Collection[Role]) -> None:
         """Check a worker that has reported, while none is accepted.
 
-        Raises Incompatible if it does not fit those that can serve, or if no group can; Unavailable while undecided.
+        Raises Incompatible if it does not fit the workers that can serve, or if no group can; Unavailable if undecided.
         """
         described = self._reported[index][1]
         own, complete = _group_of(described), self._complete(())

@@ -1,6 +1,6 @@
 """One member for each data-parallel rank of a worker: its entry of the table is rank 0, and the others are added.
 
-How many there are is known once the worker has been described, and again when it comes back with another number.
+Their number is known once the worker has been described, and may have changed when the worker comes back.
 """
 
 import dataclasses

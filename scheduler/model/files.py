@@ -1,4 +1,4 @@
-"""What the scheduler reads of a model's folder: lengths, token ids and the chat template; never weights."""
+"""What the scheduler reads of a model's folder: the context length, token ids and the chat template; never weights."""
 
 import json
 from collections.abc import Mapping
@@ -51,9 +51,9 @@ class ModelFiles:
 def read_model_files(
     folder: str, max_model_len: int | None = None, chat_template: str | None = None, overrides: str | None = None
 ) -> ModelFiles:
-    """Read the folder; `max_model_len` limits the model's length, `chat_template` (file or text) replaces its own.
+    """Read the folder; `max_model_len` limits the context length; `chat_template` (file or text) replaces the model's.
 
-    `overrides` replace values of its config.json. Raises ConfigError naming the file and what is wrong with it.
+    `overrides` replace values of config.json. Raises ConfigError naming the file and what is wrong with it.
     """
     path = Path(folder)
     if not path.is_dir():

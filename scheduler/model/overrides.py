@@ -1,4 +1,4 @@
-"""--hf-overrides: values of a model's config.json, of which only the dimensions of its vectors are supported."""
+"""--hf-overrides: replace values of a model's config.json; only the dimensions of its vectors can be replaced."""
 
 import json
 from collections.abc import Mapping

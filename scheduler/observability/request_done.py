@@ -8,9 +8,9 @@ from wire.cheap_dataclass import cheap_dataclass
 class RequestDone:
     """One finished request. Times are seconds from its arrival, by the scheduler's own clock.
 
-    `outcome` is finished, cancelled or failed; `error` the name of the error that failed it. `dispatched_s` is when it
-    had been read, rendered and tokenised; first and last token are None if there was none. `reasons` has the finish
-    reason of each finished sequence. `served` are the prompts whose hand-off is complete.
+    `outcome` is finished, cancelled or failed; `error` the name of the error that failed it. `dispatched_s` is when the
+    request had been read, rendered and tokenised; first and last token are None if there was none. `reasons` has the
+    finish reason of each finished sequence. `served` are the prompts whose hand-off is complete.
     """
 
     request: GenerationRequest

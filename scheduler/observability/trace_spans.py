@@ -28,7 +28,8 @@ def spans_of(
 ) -> list[Span]:
     """Return the request's span and its children, for the first MAX_PROMPTS prompts; it ended at `end_ns` since 1970.
 
-    It continues the client's trace if there is one; its id is the one passed on. `new_id(n)` returns n random bytes.
+    The request's span belongs to the client's trace, if there is one, and has the id that was passed on to workers of
+    other engines. `new_id(n)` returns n random bytes.
     """
     start_ns = end_ns - int(done.seconds * _NS)
     own = read_context(done.request.traceparent)

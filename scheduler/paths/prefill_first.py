@@ -1,4 +1,4 @@
-"""The path over workers of other engines whose prefill worker names what decode needs, before or after it computes.
+"""The path over workers of other engines in which P names what D needs, before or after P computes the prompt.
 
 prefill on P --references--> generate on D --tokens--> client
      P ==KV, when D reads it, or by itself==> D
@@ -21,7 +21,8 @@ class PrefillFirstPath:
     """Executes one plan. Calls `on_output` when the first token has arrived from D; P's own first token is not used.
 
     Until D has sent a token of each sequence, a failure of P fails the attempt: D may wait for KV that never arrives,
-    or get another prompt's KV from a newer process there. KV that D has not fetched stays on P until its lease ends.
+    or get another prompt's KV from a newer process at P's address. KV that D has not fetched stays on P until
+    the KV's lease ends.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class PrefillFirstPath:
             self._release(on_prefill)
 
     def _all_fetched(self) -> bool:
-        """Whether D has sent a new token of each sequence. An attempt starts with those of earlier ones."""
+        """Whether D has sent a new token of each sequence. An attempt starts with the tokens of earlier attempts."""
         before, output = self._prompt.state.outputs, self._prompt.output
         return self._decode_started and all(
             len(output.so_far[one]) > (len(before[one]) if before else 0) for one in output.open

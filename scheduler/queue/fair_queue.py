@@ -4,9 +4,9 @@ front  ->  overdue  ->  band of the lowest priority  ->  next band ...
                         line of the tenant served least  ->  next line ...
 
 Start-time fair queueing: a line's `start` is the number of tokens that its tenant had received of the band when the
-head of the line became next. The smallest goes first and grows by the cost of each grant; a new tenant starts at
-the band's current value, so nobody saves up a share or overtakes by leaving and returning. Two tenants that always
-have prompts waiting differ by at most their two largest prompts. No clock, no I/O.
+head of the line became next. The line with the smallest start goes first, and its start grows by the cost of each
+grant; a new tenant starts at the band's current value, so nobody saves up a share or overtakes by leaving and
+returning. Two tenants that always have prompts waiting differ by at most their two largest prompts. No clock, no I/O.
 """
 
 import bisect
@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 _GRANTS_PER_TURN = 4
 """A request's second prompt is queued as if it had arrived four grants of its line later, its third eight later."""
 _OLDEST_EVERY = 16
-"""One in this many grants goes to the priority whose oldest prompt has waited longest, if another one is first."""
+"""One in this many grants goes to the priority whose oldest prompt has waited longest, even if another is first."""
 
 
 class Queued(Protocol):

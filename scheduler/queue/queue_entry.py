@@ -9,8 +9,8 @@ from scheduler.load.loads import PromptFacts
 class QueueEntry:
     """A waiting prompt. `turn` counts the prompts of its own request before it; a lower `priority` runs earlier.
 
-    `cost` is its charge against its tenant's share, in tokens, set when it is queued; `num_overtaken` how often
-    others were granted before it since it became next.
+    `cost` is its charge against its tenant's share, in tokens, set when it is queued; `num_overtaken` counts the
+    later prompts that were granted while there was no room for this one.
     """
 
     def __init__(

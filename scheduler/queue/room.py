@@ -9,8 +9,8 @@ from scheduler.limits import ControlLimits
 class QueueRoom:
     """Owner of the counts of waiting prompts and tokens. With several tenants, each must leave room for the others.
 
-    A tenant with waiting prompts may add more only while at least as much room is left as it then uses: one alone can
-    fill half of the queue, two a third each, and there is always room for a new one.
+    A tenant with waiting prompts may add more only while at least as much room is left as it then uses: one tenant
+    alone can fill half of the queue, two a third each, and there is always room for a new tenant.
     """
 
     def __init__(self, limits: ControlLimits) -> None:

@@ -24,8 +24,8 @@ class StoredResponse:
 class ResponseStore(Protocol):
     """Keeps responses for their owners. scheduler/responses_store/sqlite_store.py implements it.
 
-    Each method raises Unavailable if the store fails, and DeadlineExceeded if it does not answer in time. Those that do
-    not complete something already accepted also raise Overloaded if too many calls wait.
+    Each method raises Unavailable if the store fails, and DeadlineExceeded if it does not answer in time. `add`,
+    `find` and `delete` also raise Overloaded if too many calls wait.
     """
 
     def new_id(self) -> str:

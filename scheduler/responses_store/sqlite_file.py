@@ -59,7 +59,7 @@ def _make_private(path: Path) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> str:
-    """Lock the file, and check its schema, or write it into an empty one; return the store's id."""
+    """Lock the file; check its schema, or write the schema into an empty file; return the store's id."""
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("BEGIN IMMEDIATE")
     (application,), (version,) = (

@@ -29,8 +29,8 @@ class StoreLimits:
 class SqliteRows:
     """Owner of the file: every method runs on the thread that opened it, and may raise sqlite3.Error.
 
-    Responses that are not done are never dropped for others; `num_interrupted` counts those that were not done when the
-    last process ended.
+    Responses that are not done are never dropped to make room for others; `num_interrupted` counts those that were
+    not done when the last process ended.
     """
 
     def __init__(self, path: Path, limits: StoreLimits, clock: Callable[[], float], *, busy_s: float) -> None:
@@ -75,9 +75,10 @@ class SqliteRows:
             self._change(1, num_bytes)
 
     def finish(self, response_id: str, response: bytes | None, events: bytes = b"") -> bool:
-        """Store the final object of a response, or drop it; False if there is no unfinished one, or no room for it.
+        """Store the final object of a response, or drop the response; return whether an object was stored.
 
-        If that fails, the response is marked as failed as soon as the file can be written.
+        Nothing is stored if no unfinished response has this id, or if there is no room. If writing fails, the response
+        is marked as failed as soon as the file can be written.
         """
         try:
             if response is None:
@@ -151,7 +152,7 @@ class SqliteRows:
         self._delete("done = 1 AND created_s < ?", self._oldest_s())
 
     def _make_room(self, num_responses: int, num_bytes: int) -> None:
-        """Delete the oldest ones so that these fit. Raises Overloaded, with nothing deleted, if that is not enough."""
+        """Delete the oldest done responses to make room. Raises Overloaded, and deletes none, if that is not enough."""
         rows = self.num_responses + num_responses - self._limits.max_responses
         size = self.num_bytes + num_bytes - self._limits.max_bytes
         dropped = list[int]()
@@ -199,7 +200,7 @@ class SqliteRows:
             self._lost.clear()
 
     def _fail(self, ids: Iterable[str], error: Mapping[str, str]) -> None:
-        """Mark those that are not done as failed."""
+        """Mark those of these responses that are not done as failed."""
         with self._transaction():
             for response_id in ids:
                 query = "SELECT response FROM response WHERE id = ? AND done = 0"

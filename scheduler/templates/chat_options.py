@@ -22,7 +22,7 @@ RESERVED_KWARGS = frozenset((*_OWN_FIELDS, *_OF_APPLY_CHAT_TEMPLATE, *SPECIAL_TO
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """A request's template options. `template` is its own, which takes precedence over the model's.
+    """A request's template options. `template` is the request's own, which takes precedence over the model's.
 
     `continue_final_message` leaves the last message open for the model to continue; callers refuse it together with
     `add_generation_prompt`. `add_special_tokens` adds the tokenizer's special tokens to the rendered text.

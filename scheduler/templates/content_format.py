@@ -10,7 +10,7 @@ _TYPE_TESTS = frozenset(("string", "iterable", "sequence", "mapping"))
 
 
 class ContentFormat(StrEnum):
-    """The content a template expects: EITHER is for one that tests the type of each content."""
+    """The content that a template expects; EITHER: the template tests the type of each content."""
 
     STRING = "string"
     OPENAI = "openai"

@@ -17,7 +17,7 @@ def own_template(folder: Path, tokenizer_config: Mapping[str, Any], name: str = 
 
 
 def given_template(given: str, folder: Path, tokenizer_config: Mapping[str, Any]) -> str:
-    """Return the template of `--chat-template`: a file's, the model's of that name, or the text itself.
+    """Return the template of `--chat-template`: from that file, the model's template of that name, or the text itself.
 
     In a text without line breaks \\n, \\t and \\r are escapes, as typed on a command line. Raises ConfigError if it is
     none of the three.

@@ -63,7 +63,7 @@ def answer(source: str, job: bytes, compiled: Compile) -> tuple[bytes, bytes]:
     try:
         return TEXT, render(compiled(source), **json.loads(job)).encode()
     except OSError:
-        return ERROR, b"OSError: a chat template must not open files"  # the system's message would name ours
+        return ERROR, b"OSError: a chat template must not open files"  # the system's message would name a file of ours
     except Exception as error:  # noqa: BLE001  # a template may raise anything
         return ERROR, f"{type(error).__name__}: {error}"[:_ERROR_CHARS].encode(errors="replace")
 
@@ -84,7 +84,7 @@ def render(
 
 
 def main(connection: socket.socket, seconds: float) -> None:
-    """Answer jobs until the connection ends; `seconds` is the CPU time of each."""
+    """Answer jobs until the connection ends; `seconds` is the CPU time for each."""
     compiled, source = compiler(), connection.makefile("rb")
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     _warm_up(compiled)

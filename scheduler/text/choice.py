@@ -12,7 +12,7 @@ REPEATED = "repetition_detected"
 
 
 class Choice:
-    """Mutable, owned by the stream. `index` is that of its pieces, `echo` the text before its first one."""
+    """Mutable, owned by the stream. `index` is the one in its pieces, `echo` the text before its first piece."""
 
     def __init__(
         self, index: int, prompt: tuple[int, ...], tokens: Tokens, options: TextOptions, *, echo: str = ""

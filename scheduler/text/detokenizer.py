@@ -86,10 +86,10 @@ class ByteDecoder:
 
 
 class WindowDecoder:
-    """Decodes a sliding window: the tokens of the last complete text, for spacing, and those after it; none `skipped`.
+    """Decodes a sliding window: the tokens of the last complete text, for spacing, and those after it.
 
-    A window that ends within a character is held back until the character is complete, or until it cannot become
-    one.
+    `skipped` tokens are left out. A window that ends within a character is held back until the character is complete,
+    or cannot become one.
     """
 
     def __init__(self, tokens: Tokens, skipped: frozenset[int] = frozenset(), context: Sequence[int] = ()) -> None:
@@ -127,7 +127,7 @@ class WindowDecoder:
         return new
 
     def _shift_window(self, start: int, num_chars: int) -> None:
-        """Drop the window's tokens before `start`; as many of its `num_chars` stay unsent as before."""
+        """Drop the window's tokens before `start`, keeping the number of unsent characters among its `num_chars`."""
         unsent = num_chars - self._sent
         del self._window[:start]
         self._whole = max(0, self._whole - start)

@@ -50,7 +50,7 @@ class ParsedChoice:
         self._num_calls_before = 0  # the number of calls before the text in which `_finder` searches
         self._unsent = echo
         self._tokens: list[TokenOutput] = []
-        self._num_shown = 0  # tokens up to the last content, which hiding the thinking keeps
+        self._num_shown = 0  # tokens up to the last content, kept when thinking is hidden
         self._has_calls = False
 
     @property

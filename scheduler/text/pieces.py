@@ -37,8 +37,8 @@ class TextOptions:
 class TextPiece:
     """New text of choice `index` (prompt * n + number among its choices); `finish_reason` is set on its last piece.
 
-    `tokens` are those since the choice's last piece: their text may still be held back. `cumulative_logprob` sums the
-    log probabilities of all the choice's tokens so far, None if they are unknown. `reasoning` is before
+    `tokens` are those since the choice's previous piece: their text may still be held back. `cumulative_logprob` sums
+    the log probabilities of all the choice's tokens so far, None if they are unknown. `reasoning` is before
     the text, `calls` follow it.
     """
 

@@ -20,7 +20,7 @@ def encode_pair(tokenizer: Tokenizer, first: str, second: str, longest: int | No
 
 
 def shortened(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of texts of `first` and `second` tokens fit into `room`; the longer one is cut first."""
+    """Return how many of the `first` and `second` tokens of two texts fit into `room`; the longer text is cut first."""
     excess = max(0, first + second - room)
     gap = min(excess, abs(first - second))
     if first > second:

@@ -9,7 +9,7 @@ def truncate_prompt(token_ids: tuple[int, ...], keep: int | None, *, room: int, 
     """Return `keep` of the ids (truncate_prompt_tokens), for -1 the `room` that fit, for None all of them.
 
     `side` is the side that is cut: left keeps the last ids, right the first. `room` is how many tokens of the model's
-    length the output leaves. Raises InvalidRequest for 0, and for values below -1 or above `room`.
+    maximum context length the output leaves. Raises InvalidRequest for 0, and for values below -1 or above `room`.
     """
     kept = tokens_kept(keep, room=room)
     if kept is None:
@@ -18,7 +18,7 @@ def truncate_prompt(token_ids: tuple[int, ...], keep: int | None, *, room: int, 
 
 
 def tokens_kept(keep: int | None, *, room: int) -> int | None:
-    """Return how many tokens truncate_prompt_tokens keeps at most, None for all. Raises as truncate_prompt does."""
+    """Return the most tokens that truncate_prompt_tokens keeps, None for all. Raises as truncate_prompt does."""
     if keep is None:
         return None
     if keep != _ALL_THAT_FITS and not 1 <= keep <= room:

@@ -86,7 +86,7 @@ def target_of(value: Any, path: str, reference: str) -> tuple[str, Any]:
 
 
 def _follow(schema: dict[str, Any], part: Any, path: str, followed: set[int]) -> None:
-    """Refuse a reference that leads nowhere, or back to itself; `followed` has the parts already found to be none."""
+    """Refuse a reference that leads nowhere, or back to itself; `followed` has the parts already followed."""
     chain: dict[int, Any] = {}
     while isinstance(part, dict) and isinstance(reference := part.get("$ref"), str) and id(part) not in followed:
         if id(part) in chain:

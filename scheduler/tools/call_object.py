@@ -15,7 +15,7 @@ _NO_OBJECT = ('"', "n")
 class CallObject:
     """The form of such calls: `keys` are the names that the arguments may have.
 
-    If a `marker` or too much text comes before the arguments, it is not a call of this form.
+    If a `marker` or too much text comes before the arguments, the object is not a call of this form.
     With `reads_text` arguments written as a JSON string are the text in it, and null means none.
     """
 

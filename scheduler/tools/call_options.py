@@ -12,7 +12,7 @@ from scheduler.tools.deltas import ToolCallParser
 class CallOptions:
     """`make_parser` returns a parser for each choice; `origin` identifies the request in the ids of its calls.
 
-    `finish_reason` replaces `stop` if a choice has calls, unless it is None. `max_calls`: further calls are left out.
+    `finish_reason`, unless None, replaces `stop` if a choice has calls. `max_calls`: further calls are left out.
     `forced`: a grammar allows only calls. `markers` are texts that the parser needs even if they are special tokens.
     `short_ids`: ids have nine letters and digits, which some chat templates require of the calls in a conversation.
     """

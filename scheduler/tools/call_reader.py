@@ -27,9 +27,9 @@ _T = TypeVar("_T")
 Steps: TypeAlias = Generator[None, None, _T]
 """Steps that yield where they need more text."""
 MAX_HEAD_CHARS = 1024
-"""The longest text before the arguments of a call that is sent as it arrives."""
+"""The longest text that may come before a call's arguments if the call is sent as it arrives."""
 MAX_KEY_CHARS = 64 * 1024
-"""The longest key of an argument: all schemas of a request together are no longer."""
+"""The longest key of an argument: all schemas of a request have fewer characters, so none has a longer key."""
 BLANKS = " \t\r\n"
 
 
@@ -57,7 +57,7 @@ class CallReader:
         return self.text[:1]
 
     def content(self, text: str) -> None:
-        """Add text outside of calls; white space alone before the first one is left out, text after it is skipped."""
+        """Add text outside of calls: white space alone before the first call is left out, text after one is skipped."""
         if not text:
             return
         if self.num_calls:
@@ -110,9 +110,9 @@ class CallReader:
         return self.until(markers, self.not_a_call)
 
     def left_as_content(self, text: str, markers: Markers, end: str, begin: Markers) -> Steps[str]:
-        """Make `text`, which is not a call, and what follows it content; return the next marker of `begin`.
+        """Make content of `text`, which is not a call, and of what follows; return the next marker of `begin`.
 
-        That text ends at one of `markers`: `end`, which is still part of it, or one of `begin`.
+        What follows ends at one of `markers`: `end`, which still becomes content, or one of `begin`.
         """
         self.not_a_call(text)
         marker = yield from self.not_a_call_until(markers)
@@ -156,7 +156,7 @@ class CallReader:
             yield
 
     def follows(self, markers: Markers) -> Steps[bool]:
-        """Return whether a marker comes next, which is not read."""
+        """Return whether a marker comes next; the marker is not read."""
         while True:
             before, marker, _ = markers.split(self.text)
             if before or marker or self.is_over:

@@ -10,7 +10,7 @@ from wire.errors import InvalidRequest
 
 
 class ChoiceMode(StrEnum):
-    """Who chooses calls: nobody, the model, the model but at least one call, or the client, by naming one tool."""
+    """Who chooses calls: nobody; the model; the model, for at least one call; or the client, which names one tool."""
 
     NONE = "none"
     AUTO = "auto"

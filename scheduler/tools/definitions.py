@@ -33,7 +33,7 @@ class ToolForm:
         return f"{self.field}.{at}.{self.function}" if self.function else f"{self.field}.{at}"
 
     def schema_path(self, at: int) -> str:
-        """Return the path of its schema."""
+        """Return the path of the schema of tool number `at`."""
         return f"{self.path(at)}.{self.schema}"
 
     def path_of(self, chosen: "Sequence[Tool]", tools: "Sequence[Tool]") -> str:

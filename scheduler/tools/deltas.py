@@ -9,7 +9,7 @@ from typing import Protocol
 class CallDelta:
     """New text of call `index` of a choice: its name, only in its first delta, and more of its arguments.
 
-    The stage that runs the parser sets `call_id` in the first one, if the model did not write it.
+    The stage that runs the parser sets `call_id` in a call's first delta if the model did not write it.
     """
 
     index: int
@@ -20,7 +20,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class ParsedText:
-    """New text of calls, and in `texts` the text outside of them: (calls before it, text, whether it is content).
+    """New text of calls; `texts` is the text outside of them: (calls before it, text, whether it is content).
 
     The client does not get other text between and after calls.
     """
@@ -45,7 +45,7 @@ class ParsedText:
             self.calls.append(CallDelta(index, arguments=text))
 
     def extend(self, last: "ParsedText") -> None:
-        """Add what follows; a call has one delta."""
+        """Add the output that follows, and join the deltas of each call into one."""
         self.texts += last.texts
         self.calls = list(joined([*self.calls, *last.calls]))
 

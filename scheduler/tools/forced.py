@@ -34,7 +34,7 @@ def forced_schema(choice: ToolChoice) -> dict[str, Any]:
 
 
 def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one call; a schema with references is put into `definitions`, so that they can be moved."""
+    """Return the schema of one call; a schema with references moves to `definitions`, and the references with it."""
     name, arguments = tool["function"]["name"], _arguments_schema(tool)
     referring = [part for _, part in subschemas(arguments) if "$ref" in part]
     for part in referring:

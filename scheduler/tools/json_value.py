@@ -24,10 +24,10 @@ def raw_field(text: str, name: str) -> str | None:
 
 
 class JsonValueEnd:
-    """Counts brackets and quotes of one value, which need not be valid: its end is where the first one closes.
+    """Counts the brackets and quotes of one value, valid or not: it ends where the first bracket or quote closes.
 
-    A `<` outside of texts, which JSON never has, ends it too: it begins the marker after a value that is not closed.
-    `depth` is the number of objects and lists around the text whose ends belong to it.
+    A `<` outside of strings, which JSON never has, ends it too: a marker begins there, and the value was not closed.
+    `depth` is how many objects and lists are open before the text; the value then includes their ends.
     """
 
     def __init__(self, depth: int = 0) -> None:
@@ -37,7 +37,7 @@ class JsonValueEnd:
         self._is_scalar = False
 
     def find(self, text: str, at: int = 0) -> int | None:
-        """Return where in `text`, the next piece, which begins at `at`, the value ends, None if it may go on."""
+        """Return where the value ends in the next piece, `text` from `at` on; None if the value may go on."""
         if self._is_escaped and text:
             self._is_escaped, at = False, at + 1
         if not (self._depth or self._is_text or self._is_scalar) and text:

@@ -66,7 +66,7 @@ def read_value(reader: CallReader, write: Sink, level: int = 0) -> Steps[bool]:
 
 
 def _read_items(reader: CallReader, write: Sink, bracket: str, level: int) -> Steps[bool]:
-    """Read a list, a tuple or a set, which become lists, a dictionary, or a value in parentheses.
+    """Read a list, tuple, set, dictionary or parenthesised value; tuples and sets become lists.
 
     The first item is held back until it is clear which of these it is; keys are held back too.
     """

@@ -88,7 +88,7 @@ class WorkerConnection:
         served = read_cards(self._url, await self._control.get_json("/v1/models", timeout_s))
         metrics = await self._control.get("/metrics", timeout_s)
         self._engines, self._started_at = engine_labels(metrics), started_at(metrics)
-        if self._connector == MOONCAKE and _NIXL in metrics:  # as decode, it crashes on a request without blocks
+        if self._connector == MOONCAKE and _NIXL in metrics:  # NIXL's decode crashes on requests without blocks
             raise Incompatible(f"{self._url} runs a NIXL connector, not MooncakeConnector: set another --connector")
         num_ranks = max(1, len(self._engines))
         if self._rank >= num_ranks:

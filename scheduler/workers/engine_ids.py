@@ -1,8 +1,8 @@
 """Which prefill worker has which engine id: decode workers find KV by the id alone (NixlBaseConnectorWorker).
 
 If two workers have the same id, a decode worker reads the memory of the one that it contacted first, until that fails;
-then it may contact the other. It never contacts a worker that is no longer listed, so another worker may have that id,
-and the proof of its pair refuses it while decode still reads the memory of the first.
+then it may contact the other. It contacts only listed workers, so once the first is no longer listed, another worker
+may have the id: the proof of a pair fails while its decode worker still reads the memory of the first.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ class EngineIds:
         """`is_listed`: whether an address is that of a member, or of one that is leaving."""
         self._is_listed = is_listed
         self._owners: dict[str, str] = {}
-        self._ids: dict[str, str] = {}  # by address, the worker that claimed its id latest is last
+        self._ids: dict[str, str] = {}  # by address; the worker that claimed its id last is the last item
 
     def claim(self, engine_id: str, address: str) -> None:
-        """Record the engine id of the worker at `address`. Raises HandoffFailed if that is the id of another one."""
+        """Record the engine id of the worker at `address`. Raises HandoffFailed if another worker has this id."""
         owner = self._owners.setdefault(engine_id, address)
         if owner != address and not self._is_listed(owner):
             del self._ids[owner]

@@ -21,10 +21,10 @@ _MAX_STEP_S = 2.0
 class Leg(AbstractContextManager["Leg"]):
     """One request on the worker: how long it has been silent, and its `num_tokens` to compute or to fetch first.
 
-    One that `receives` waits for another worker's prefill until its first answer; with `has_images` these are encoded
-    before it. That answer must come before `until`, by the clock: later, decode may have read blocks that hold another
-    prompt's KV. Until `reserved` is set, if given, the worker has not allocated blocks. Runs as a block in one task,
-    which raises the reason once the request was ended.
+    A leg that `receives` waits for another worker's prefill before its first answer; with `has_images` images are also
+    encoded before it. That answer must come before `until`, by the clock: later, decode may have read blocks that hold
+    another prompt's KV. Until `reserved` is set, if given, the worker has not allocated blocks. Runs as a block in one
+    task, which raises the reason once the request was ended.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Leg(AbstractContextManager["Leg"]):
 
 
 class Progress:
-    """Owner of the running requests and of when the worker's counters last moved. `steps` is their sum, -1 at first."""
+    """Owner of the running requests and of when the worker's counters last moved. `steps`: their sum, -1 at first."""
 
     def __init__(self, clock: Callable[[], float], *, least_s: float = 8.5) -> None:
         """`least_s`: the shortest silence that ends a request, in seconds."""

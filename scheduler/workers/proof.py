@@ -34,7 +34,7 @@ class Position:
 
 
 def next_proofs(unproven: Sequence[KvGap], running: Collection[KvGap]) -> list[KvGap]:
-    """Return the pairs to prove now, in addition to the `running` ones: at most 8 in all, one for each worker.
+    """Return the pairs to prove now, in addition to the `running` ones: at most 8 in all, and one for each worker.
 
     Pairs that have failed their proof come last; those of the workers with the most unproven pairs come first, as a
     worker can serve after its first proof.
@@ -54,7 +54,7 @@ def next_proofs(unproven: Sequence[KvGap], running: Collection[KvGap]) -> list[K
 
 
 def proof_prompt(block_size: int, max_model_len: int) -> tuple[int, ...]:
-    """Return a random prompt of two blocks and part of a third: no worker holds the KV of an earlier one like it."""
+    """Return a random prompt, two blocks and part of a third, so that no worker can have its KV cached."""
     count = min(2 * block_size + 5, max_model_len - _PARAMS.max_tokens)
     return tuple(1 + byte % _SMALL_VOCABULARY for byte in secrets.token_bytes(count))
 
@@ -82,9 +82,9 @@ def difference(alone: Sequence[TokenOutput], through: Sequence[TokenOutput], by:
 
 
 def largest_gap(one: Position, other: Position) -> float:
-    """Return how far apart the log probabilities of two positions are at least, in nats; infinity: no common token.
+    """Return the smallest possible gap between two positions' log probabilities, in nats; infinity: no common token.
 
-    A token with an id that only one of them lists is for the other no likelier than the last that it lists.
+    A token with an id that only one position lists is, at the other, no likelier than the last token listed there.
     """
     ours, theirs = ({**position.top, position.token: position.logprob} for position in (one, other))
     if ours.keys().isdisjoint(theirs):

@@ -318,7 +318,7 @@ class WorkerSession:
                     _log.debug("worker_without_load", url=self._http.url, error=error)
                     continue
                 if load.snapshot.steps < self._progress.steps:
-                    raise InstanceLost(f"{self._http.url} is another process: its counters started again")
+                    raise InstanceLost(f"{self._http.url} is now another process: its counters started again")
                 self._log_leases(load)
                 self._emit(Heartbeat(self._progress.judged(load.snapshot, load.num_fetching)))
         except PdserveError as error:

@@ -56,7 +56,10 @@ class HeldKv:
 
 
 class PushedKv:
-    """Prefill writes the KV to decode, which has registered with its engine under the same id. Implements Transfer."""
+    """Prefill writes the KV to decode, which has registered with prefill's engine. Implements Transfer.
+
+    Decode registers under the request id of both legs.
+    """
 
     def __init__(self) -> None:
         self._engine: dict[str, Any] | None = None
@@ -71,7 +74,7 @@ class PushedKv:
     def early_reference(self, request_id: str) -> dict[str, Any] | None:
         """Return the first answer's reference under this id.
 
-        Its blocks stay in: without any, a decode worker with NixlConnector crashes; with them, it refuses the request.
+        The first answer's blocks stay in it: a decode worker with NixlConnector refuses them; without any it crashes.
         """
         return None if self._engine is None else self._engine | {"remote_request_id": request_id}
 
@@ -94,7 +97,7 @@ class PushedKv:
 
 
 class MooncakeKv:
-    """Prefill writes the KV to decode, which requests it from its engine by a transfer id. Implements Transfer."""
+    """Prefill writes the KV to decode, which requests it from prefill's engine by transfer id. Implements Transfer."""
 
     def __init__(self, bootstrap_url: str, rank: int, query: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         """`query` returns the engines at `bootstrap_url` by rank. Raises a PdserveError."""

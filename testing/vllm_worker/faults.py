@@ -25,9 +25,9 @@ class Fault:
     """The fault of the next `times` requests of a leg (of any leg, if None).
 
     `point`: before the answer starts; during the generation, once `after_tokens` of its tokens are out; after the last
-    token, with the answer unfinished. A stream that has begun ends there, as if it were complete but for its [DONE],
-    for all actions but error, recompute and those that are ENDLESS. At `read` it hits a decode worker that reads this
-    worker's KV. With `recompute` vllm-ascend's decode worker gives up a sequence whose blocks others need
+    token, with the answer unfinished. Unless the action is error, recompute or one of ENDLESS, a stream that has begun
+    ends there without an error and without [DONE]. At `read` the fault hits a decode worker that reads this worker's
+    KV. With `recompute` vllm-ascend's decode worker gives up a sequence whose blocks others need
     (vllm_ascend.core.recompute_scheduler).
     """
 

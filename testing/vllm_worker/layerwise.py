@@ -3,7 +3,7 @@
 After mooncake_layerwise_connector of vllm-ascend (main, August 2026):
 update_state_after_alloc   the dictionary that decode POSTs to the request's metaserver, once
 _access_metaserver         any answer is fine; after three failed tries an error is logged, and the request hangs
-get_external_request_id    the KV is found by the engine's id less its last 9 characters: both legs need the same id
+get_external_request_id    the KV is found by the engine's id without its last 9 characters: both legs need one id
 request_finished           prefill answers no reference and holds no blocks
 get_finished               only a whole prefill ends decode's wait: neither an aborted nor a failed one does
 """

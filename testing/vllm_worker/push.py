@@ -2,7 +2,7 @@
 
 After vLLM 0.32:
 NixlPushConnectorScheduler.update_state_after_alloc   decode registers at the engine that its request names
-NixlPushConnectorWorker._pop_matching_registration    prefill finds it by the request id less its random suffix
+NixlPushConnectorWorker._pop_matching_registration    prefill finds it by the request id without its random suffix
 NixlPushConnectorWorker._do_send_reg_notif            a known engine that is gone is not an error: decode keeps waiting
 NixlPushConnectorScheduler.request_finished           prefill holds the KV for the lease; later, decode keeps waiting
 MooncakeConnectorScheduler.update_state_after_alloc   the same by `transfer_id`; with a field missing decode waits
@@ -41,7 +41,7 @@ async def wait_for_kv(
 async def offer_kv(
     rank: WorkerRank, session: aiohttp.ClientSession, transfer: dict[str, Any], request_id: str, kv: Sequence[KvEntry]
 ) -> None:
-    """Send the KV of a prefill that is held to the decode worker that registered for it, now or later."""
+    """Send the KV of a held prefill to the decode worker that registered for it or will register later."""
     key = _key(transfer, request_id)
     rank.offers[key] = (request_id, kv)
     await _send(rank, session, key)

@@ -62,7 +62,7 @@ class AnsweredPrefill:
 
 
 class FakeVllmWorker:
-    """Owner of the ranks and the sockets. After `stop` it can be started again, as its next life."""
+    """Owner of the ranks and the sockets. After `stop` it can be started again, like a process that is restarted."""
 
     def __init__(
         self, settings: WorkerSettings, on_death: Callable[[], None] | None = None,
@@ -88,7 +88,7 @@ class FakeVllmWorker:
         return f"http://{self.settings.host}:{self.settings.port}"
 
     async def start(self) -> None:
-        """Listen, on free ports if none is set; later lives have the same ones."""
+        """Listen, on free ports if none is set; a restart uses the same ports."""
         settings, fake = self.settings, self.settings.fake
         self._session, self._started_at = aiohttp.ClientSession(), time.time()
         side_ports = [rank.side_channel_port for rank in self.ranks]

@@ -196,7 +196,7 @@ def test_without_a_card_it_ends_with_one_line(
 
     assert first_contact.main(["fake"]) == 2
 
-    line = "first-contact: no fake card can be used here: no device node of it is in /dev; no fake driver\n"
+    line = "first-contact: no fake card can be used here: no device node of this kind is in /dev; no fake driver\n"
     assert capsys.readouterr().err == line
     assert list(tmp_path.iterdir()) == []
 

@@ -236,7 +236,7 @@ def test_half_of_a_weight_reads_half_of_its_bytes(scheme: Scheme, dim: int, llam
 def test_a_part_that_is_not_there_is_refused(part: TensorSlice, llama: Path) -> None:
     quantise_checkpoint(awq(16), llama)
 
-    with pytest.raises(ValueError, match=r"down_proj.weight has shape \(64, 96\): no "):
+    with pytest.raises(ValueError, match=r"down_proj.weight has shape \(64, 96\): .* is outside dimension"):
         _open(llama).read(_DOWN, part)
 
 
@@ -329,10 +329,15 @@ def test_tensors_of_the_quantisation_are_hidden(llama: Path) -> None:
         (modelslim("W8A8"), "deq_scale", torch.ones(63), r"deq_scale is torch\.float32 \(63,\).*\(64, 96\)"),
         (modelslim("W8A8"), "deq_scale", torch.ones(64, dtype=torch.int32), r"deq_scale is torch\.int32"),
         (modelslim("W8A8"), "input_scale", torch.ones(96), r"input_scale has shape \(96,\), not one number"),
-        (modelslim("W8A8"), "quant_bias", torch.ones(64), r"quant_bias is torch\.float32 \(64,\): not one for each"),
+        (
+            modelslim("W8A8"),
+            "quant_bias",
+            torch.ones(64),
+            r"quant_bias is torch\.float32 \(64,\), not one number for each",
+        ),
         (modelslim("W8A8"), "input_offset", None, "down_proj.input_offset is missing, though"),
         (modelslim("W8A8"), "input_scale", torch.zeros(1), r"input_scale is 0\.0; it must be a finite number above 0"),
-        (modelslim("W8A8"), "input_offset", torch.tensor([128.0]), r"input_offset is 128\.0, which must be a whole"),
+        (modelslim("W8A8"), "input_offset", torch.tensor([128.0]), r"input_offset is 128\.0; it must be a whole"),
         (modelslim("W8A16"), "weight_scale", None, "down_proj.weight_scale is missing, though"),
         (modelslim("W8A16"), "weight_offset", torch.ones(63, 1), r"weight_offset has shape \(63, 1\)"),
     ],

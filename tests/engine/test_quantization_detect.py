@@ -142,7 +142,7 @@ def test_a_flag_that_contradicts_the_checkpoint_names_both(
         ({**w8a8("channel").config, "quantization_status": "frozen"}, "its weights are frozen, not compressed"),
         ({**w8a8("channel").config, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights .sparse-24"),
         ({**w8a8("channel").config, "transform_config": {"config_groups": {"u": {}}}}, "transforms of weights"),
-        ({**w8a8("channel").config, "config_groups": {}}, "without config_groups"),
+        ({**w8a8("channel").config, "config_groups": {}}, "config_groups of compressed-tensors are missing"),
         ({**w8a8("channel").config, "config_groups": {"g": {"weights": None}}}, "without quantised weights"),
         (_group(num_bits=4), "int-quantized with 4-bit int is not supported: only 8-bit"),
         (_group(type="float"), "int-quantized with 8-bit float"),

@@ -293,7 +293,7 @@ def test_a_rank_killed_during_a_step_fails_that_step(llama: Path, native: str, m
 def test_unshardable_models_are_refused_before_a_rank_starts(tmp_path: Path) -> None:
     path = make_family("gpt2", tmp_path)
 
-    with pytest.raises(ConfigError, match=r"gpt2: 0 of 4 layers have .* that can be split over 2 ranks"):
+    with pytest.raises(ConfigError, match=r"gpt2: only 0 of 4 layers have .* that can be split over 2 ranks"):
         _load(path, Lost())
 
 

@@ -209,7 +209,7 @@ def test_a_whitespace_pattern_holds_within_tags(folder: Path) -> None:
         ({"format": _tag("<a>", _ANY, [])}, "end of a tag must be a string, a list of strings or a token"),
         ({"format": _tag({"token": "a"}, _ANY, "b")}, "must be an id, or the name of a special token"),
         ({"format": _triggered(_A)}, r"'<a>' must begin with one of the triggers \['<f='\]"),
-        ({"format": _dispatch(("", _ANY))}, "each of the rules of a structural tag must be a non-empty string"),
+        ({"format": _dispatch(("", _ANY))}, "each of the rules of a structural tag must have a non-empty string"),
         ({"format": {"type": "grammar", "grammar": "a ::= b"}}, "no rule is named root"),
     ],
 )

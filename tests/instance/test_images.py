@@ -171,7 +171,7 @@ def test_a_bad_image_ends_its_own_prompt_alone(llava: ImageModel, is_killed: boo
     assert [type(event) for event in refused] == [Refused, Refused]
     messages = [event.message for event in refused if isinstance(event, Refused)]
     assert "image 0: " in messages[0]
-    assert "image 0 has 16 tokens in a grid of (1, 1, 16), but the prompt 15" in messages[1]
+    assert "image 0 has 16 tokens in a grid of (1, 1, 16), but the prompt reserves 15" in messages[1]
     assert tokens == {state.prompt_id: llava.generate(state) for state in (good, after)}
 
 

@@ -22,8 +22,8 @@ EXITS = (
     'default, prevents that"'
 )
 RACES = (
-    f'launches_race setting={ORDER}=1 consequence="sums and links are launched by two threads, of which one may fail; '
-    '0, the default, prevents that"'
+    f'launches_race setting={ORDER}=1 consequence="sums over ranks and KV links are launched by two threads, and '
+    'operations of one may fail; 0, the default, prevents that"'
 )
 UNNAMED = tuple(f"{name}: not named in --kv-transport" for name in ("cuda_ipc", "shm"))
 

@@ -293,7 +293,7 @@ def test_a_role_and_its_epoch_outlive_the_session_and_an_old_epoch(tmp_path: Pat
             await old.session.close()
             client = Client(await instance.connection().open(OpenSession("test", 2, DEADLINE_S), DEADLINE_S))
 
-            older = "role epoch 3 is not above 3, that of its role prefill"
+            older = "role epoch 3 is not above 3, the epoch of its role prefill"
             assert held == [RoleHeld(Role.DECODE, 0), RoleHeld(Role.PREFILL, 3, 3), RoleHeld(Role.PREFILL, 3, 3, older)]
             assert await client.next(RoleHeld) == RoleHeld(Role.PREFILL, 3)
             await client.session.close()

@@ -213,7 +213,7 @@ def test_a_missing_instance_is_named() -> None:
 def test_too_many_bytes_are_refused_with_the_limit(num_bytes: int) -> None:
     with (
         _live_rig("tcp") as rig,
-        pytest.raises(InvalidRequest, match=f"{num_bytes} bytes: must be 1 to {MAX_MEASURE_BYTES}"),
+        pytest.raises(InvalidRequest, match=f"num_bytes is {num_bytes}, but must be 1 to {MAX_MEASURE_BYTES}"),
     ):
         _measure(rig, num_bytes)
 

@@ -308,7 +308,7 @@ def test_another_kind_of_group_is_refused_with_both_values(monkeypatch: pytest.M
     versions = iter(["2.13", "2.12"])
     monkeypatch.setattr("kvtransfer.process_group.group_setup.torch_version", lambda: next(versions))
 
-    with pytest.raises(Unavailable, match=r"gloo of torch 2\.1\d here, with gloo of torch 2\.1\d there"):
+    with pytest.raises(Unavailable, match=r"gloo of torch 2\.1\d here, but with gloo of torch 2\.1\d there"):
         link(make_node("p"), make_node("d"))
     until(lambda: not group_threads())
 

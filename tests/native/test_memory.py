@@ -70,7 +70,7 @@ def test_a_run_without_bytes_or_with_overlapping_rows_is_refused() -> None:
             Runs([bad])
     with pytest.raises(ValueError, match="four numbers from 0"):
         Runs([MemoryRun(-1, 8)])
-    with pytest.raises(ValueError, match="slots of 8 bytes"):
+    with pytest.raises(ValueError, match="a slot of 8 bytes"):
         Runs.of_slots([(0, 1)], 8, skip=4, row_bytes=5)
 
 

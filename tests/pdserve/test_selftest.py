@@ -170,7 +170,7 @@ def test_a_sampler_with_another_choice_fails_its_row(tmp_path: Path, monkeypatch
 
     assert status == 1
     assert "sampler: greedy" in document["failed"]
-    assert "24 of 24 rows: row 0 is token " in text
+    assert "24 of 24 rows differ: row 0 has " in text
 
 
 @pytest.mark.parametrize(("line", "verdict"), [("by its ops: 5 norms", "ok"), (f"2 norms; {STAYED}: 1 MLP", "FAILED")])

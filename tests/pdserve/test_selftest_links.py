@@ -283,7 +283,7 @@ def test_any_end_of_the_self_test_ends_its_child(number: signal.Signals, status:
 
 
 def test_a_collective_with_one_rank_per_card_needs_two_cards() -> None:
-    one_rank = "nccl allows one rank per card, and both ends are on the only card"
+    one_rank = "nccl allows only one rank per card, but both ends are on the same card"
     assert mismatch("process_group", CUDA, CUDA, on_one_card=True) == one_rank
     assert mismatch("process_group", CUDA, CUDA, on_one_card=False) is None
     assert mismatch("tcp", CUDA, CUDA, on_one_card=True) is None

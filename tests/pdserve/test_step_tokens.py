@@ -22,7 +22,7 @@ def test_a_step_below_the_length_given_is_refused_with_both_numbers(folder: str)
 
 
 def test_a_step_below_the_models_length_is_refused_with_both(folder: str) -> None:
-    with pytest.raises(ConfigError, match=r"1024 is below the model's length 4096"):
+    with pytest.raises(ConfigError, match=r"1024 is below the model's maximum length 4096"):
         check_step_tokens(EngineOptions(model=folder, max_num_batched_tokens=1024))
 
 

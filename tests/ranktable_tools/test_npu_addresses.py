@@ -68,7 +68,7 @@ def test_two_npus_with_one_address_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_address_families_are_refused_as_hccl_would(tmp_path: Path) -> None:
-    with pytest.raises(RanktableError, match=r"4 has the IPv4 address 10\.0\.0\.4, but device 5 the IPv6 address"):
+    with pytest.raises(RanktableError, match=r"4 has the IPv4 address 10\.0\.0\.4, but device 5 has the IPv6 address"):
         npu_addresses(["4", "5"], None, _tool(tmp_path, {"4": "10.0.0.4", "5": "fd00::5"}))
 
 

@@ -22,4 +22,4 @@ def test_a_cluster_without_room_is_reported_with_its_resources() -> None:
         "the Ray cluster had no room for 3 instances of 2 NPU each (spread) within 60 s: it has 2 nodes, with NPU 4 "
         "(including those in use)"
     )
-    assert "with GPU on none" in no_room(Need("cuda", 1), 2, "pack", nodes, 60.0)
+    assert no_room(Need("cuda", 1), 2, "pack", nodes, 60.0).endswith("it has 2 nodes, with no GPU on any")

@@ -186,8 +186,8 @@ def test_closing_before_joining_does_nothing(rig: _Rig) -> None:
     [
         (None, "starting Ray on this machine, on 127.0.0.1 only"),
         ("127.0.0.1:6379", "joining the Ray cluster at 127.0.0.1:6379"),
-        ("10.0.0.18:6379", "can run any program as its user, unless it requires a token"),
-        ("auto", "can run any program as its user, unless it requires a token"),
+        ("10.0.0.18:6379", "can run any program as Ray's user, unless Ray requires a token"),
+        ("auto", "can run any program as Ray's user, unless Ray requires a token"),
     ],
 )
 def test_joining_a_cluster_prints_its_consequences(tmp_path: Path, address: str | None, message: str) -> None:

@@ -62,7 +62,7 @@ def test_more_than_the_limit_is_not_kept_but_refused() -> None:
     for _ in range(6):
         received.take(piece)
 
-    with pytest.raises(InvalidRequest, match=f"images of {6 * len(piece)} bytes, but the limit is {MAX_IMAGE_BYTES}"):
+    with pytest.raises(InvalidRequest, match=f"images have {6 * len(piece)} bytes, but the limit is {MAX_IMAGE_BYTES}"):
         received.attach(Generate(_state(b"")), [6 * len(piece)])
     assert received._pieces == []
 

@@ -223,7 +223,9 @@ async def test_a_wait_for_blocks_ends_at_the_requests_limit_with_the_values() ->
         ]
         await until(lambda: cluster.blocks_used == [0, 60])
 
-        words = r"no first token within 3 s, waiting in the queue: decode-0 has 4 of 64 KV blocks free, 5 are"
+        words = (
+            r"no first token within 3 s, waiting in the queue: decode-0 has 4 of 64 KV blocks free, but 5 are needed"
+        )
         with pytest.raises(DeadlineExceeded, match=words):
             await collect(dispatch, request(FIVE_BLOCKS, limits_s=(3.0, 3.0)))
         assert sum(isinstance(command, Reserve) for command in cluster.instances[1].commands) == 3

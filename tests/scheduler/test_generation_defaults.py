@@ -49,7 +49,7 @@ def test_an_override_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("{", "is not JSON"), ("[]", "of type list, not an object"), ('{"temperature": 3}', "temperature is 3, must"),
+        ("{", "is not JSON"), ("[]", "of type list, not an object"), ('{"temperature": 3}', "is 3, but must"),
         ('{"top_k": 1.5}', "top_k is 1.5, but must be a whole number"), ('{"top_p": true}', "top_p is True"),
     ],
 )  # fmt: skip

@@ -160,7 +160,7 @@ async def test_of_two_changes_of_one_epoch_the_instance_takes_the_first() -> Non
     async with FakeCluster("PDDD").serving() as cluster:
         registry = cluster.control.registry
         cluster.instances[1]._role.take(SetRole(Role.COMBINED, 1))  # another scheduler's
-        with pytest.raises(InvalidRequest, match="decode-0 stays combined: role epoch 1 is not above 1, that of its"):
+        with pytest.raises(InvalidRequest, match="decode-0 stays combined: role epoch 1 is not above 1, the epoch of"):
             await change_role(registry, "decode-0", Role.PREFILL)
         assert registry.members[1].role is Role.COMBINED
         assert await change_role(registry, "decode-0", Role.PREFILL) == (Role.COMBINED, RoleHeld(Role.PREFILL, 2, 2))

@@ -84,7 +84,7 @@ def test_an_unreadable_file_of_another_user_is_reported_with_both(tmp_path: Path
     with as_another_user(path), pytest.raises(ConfigError) as caught:
         read_secret(path)
 
-    assert f"{path} cannot be read: Permission denied; it belongs to user {owner}, this process is user " in str(
+    assert f"{path} cannot be read: Permission denied; it belongs to user {owner}, and this process is user " in str(
         caught.value
     )
 

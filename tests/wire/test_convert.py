@@ -334,7 +334,7 @@ def test_invalid_pooling_is_refused_by_name(pooling: Pooling, param: str) -> Non
         ((PromptImage(1, 0, b"a" * 32, (1, 1, 1)),), r"image 0 has the tokens \[1, 1\)"),
         ((IMAGES[0], replace(IMAGES[1], start=3)), r"image 1 has the tokens \[3, 5\), but needs .* within \[4, 7\)"),
         (IMAGES[::-1], r"image 1 has the tokens \[0, 4\), but needs .* within \[7, 7\)"),
-        ((replace(IMAGES[0], digest=b"a" * 16),), "image 0 has a digest of 16 bytes, but must be 32"),
+        ((replace(IMAGES[0], digest=b"a" * 16),), "image 0 has a digest of 16 bytes instead of 32"),
         ((replace(IMAGES[0], grid=(1, 1, 3)),), r"image 0 has 4 tokens, but a grid of \(1, 1, 3\)"),
         ((replace(IMAGES[0], grid=(-1, -2, 2)),), r"image 0 has 4 tokens, but a grid of \(-1, -2, 2\)"),
         ((replace(IMAGES[0], dtype="int8"),), "image 0 has embeddings of type 'int8'; known types: float32, bfloat16"),

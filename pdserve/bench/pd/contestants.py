@@ -54,7 +54,7 @@ def our_pair(folder: Path, flags: Sequence[str], device: str = AUTO, *, path: st
 
 
 def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO) -> ServerContestant:
-    """Return two combined instances behind one scheduler, each with half of the cores, and the cards of our pair."""
+    """Return two combined instances behind one scheduler, each with half of the cores and a card as in our pair."""
     *ports, front_port = free_ports(3, HOST)
     plans = []
     cards = _cards(device)
@@ -69,7 +69,7 @@ def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO
 
 
 def _cards(device: str) -> tuple[Mapping[str, str], ...]:
-    """Return the variables that give each of two instances its card in a table, device 0 and device 1."""
+    """Return the variables that give each of two instances the card that a table would: device 0, and device 1."""
     kind = find_kind() if device == AUTO else kind_named(device)
     dealt = deal_to_instances(device, 2, 1, os.environ)
     if any(dealt) or kind == "cpu":

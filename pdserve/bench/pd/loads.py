@@ -19,8 +19,8 @@ class Load:
     """Random requests of one shape: at `rate` per second if given, else `at_once` in parallel.
 
     With `streams`, requests of `stream_shape` are running when the others arrive at once: only the gaps of the running
-    ones count. With `turns`, each request begins a chat; each later prompt is the whole chat so far and as many new
-    tokens.
+    ones count. With `turns`, each request begins a chat; each later prompt is the whole chat so far and the new
+    message's tokens.
     """
 
     name: str
@@ -43,7 +43,7 @@ WARM_UP = Load("warm-up", 4, RequestSizes(64, 8), at_once=2)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The results of a load: all requests, and those whose gaps count."""
+    """The results of a load: all requests, and the `watched` ones, whose gaps are measured."""
 
     record: LoadRecord
     watched: Sequence[Timeline]
@@ -74,7 +74,7 @@ def all_loads(*, quick: bool) -> tuple[Load, ...]:
 
 async def send_load(load: Load, route: RequestRoute, vocabulary: int, seed: int, clock: Callable[[], float]) -> Sent:
     """Send a load and return the results. The seed determines the load; no two loads share a prompt."""
-    numbers = random.Random(f"{seed} {load.name}")  # else one load's prompts could be cached by another
+    numbers = random.Random(f"{seed} {load.name}")  # else one load could send prompts that another has cached
     requests = make_random_requests(load.requests, load.shape, numbers, vocabulary=vocabulary)
     if load.stream_shape is not None:
         streams = make_random_requests(load.streams, load.stream_shape, numbers, vocabulary=vocabulary)
@@ -119,7 +119,7 @@ async def _chats(
     load: Load, firsts: Sequence[LoadRequest], numbers: random.Random, vocabulary: int, route: RequestRoute,
     clock: Callable[[], float],
 ) -> Sent:  # fmt: skip
-    """Let each chat send its turns one after the other; random ids stand for the answers in them."""
+    """Let each chat send its turns one after the other; in later prompts, random ids stand for the earlier answers."""
     shape = load.shape
     added = RequestSizes(shape.output_len + shape.input_len, shape.output_len)
     later = [make_random_requests(load.turns - 1, added, numbers, vocabulary=vocabulary) for _ in firsts]

@@ -43,7 +43,7 @@ class BenchOutcome:
 
 
 def outcome(contestant: str, load: Load, sent: Sent, use: Use | None, client_share: float) -> BenchOutcome:
-    """Compute the figures of a load: TTFT of the requests, gaps of those whose gaps count, tokens of all."""
+    """Compute the figures of a load: TTFT of the requests, gaps of the watched ones only, tokens of all."""
     timelines = sent.record.in_order
     whole = [each for each in timelines if each.failure is None]
     failures = [str(each.failure) for each in timelines if each.failure is not None]

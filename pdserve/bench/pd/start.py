@@ -27,7 +27,7 @@ def started(contestant: ServerContestant, folder: Path, timeout_s: float, say: C
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or contestant.is_ours}
     try:
         for plan in contestant.plans:
-            children.append(Child(plan, folder / f"{plan.name}.log", environ))  # so that _stop gets every one
+            children.append(Child(plan, folder / f"{plan.name}.log", environ))  # for _stop, even if the next one fails
         say(f"{contestant.name}: starting {', '.join(plan.name for plan in contestant.plans)}")
         began_s = time.monotonic()
         _wait(contestant, children, timeout_s)

@@ -68,7 +68,7 @@ def _busy_text(one: BenchOutcome) -> str:
     text = ", ".join(f"{name} {share:.0%} busy" for name, share in ordered)
     (busiest, high), (idlest, low) = ordered[0], ordered[-1]
     if high - low >= _APART and high >= _SATURATED:
-        return f"{text}: {busiest} was the limit, {(1 - low):.0%} of {idlest}'s time was idle"
+        return f"{text}: {busiest} was the limit, and {(1 - low):.0%} of {idlest}'s time was idle"
     if high - low >= _APART:
         return f"{text}: {busiest} did more of the work, and neither was the limit"
     if low >= _SATURATED:

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its bodies, conversations, answers and errors, over what chats are made of."""
+"""Anthropic's Messages API: its bodies, conversations, answers and errors; built on the modules of chats."""

@@ -80,7 +80,7 @@ def _thinking_budget(context: AppContext, body: MessagesBody) -> int | None:
 
 def _sampling_body(context: AppContext, body: MessagesBody) -> ChatBody:
     shared = {name: getattr(body, name) for name in _SHARED}
-    shared["max_tokens"] = min(body.max_tokens, context.tokens.max_model_len)  # clients send large ones: it is required
+    shared["max_tokens"] = min(body.max_tokens, context.tokens.max_model_len)  # it is required: clients send large ones
     return _SamplingBody.model_construct(
         **shared,
         stop=body.stop_sequences,

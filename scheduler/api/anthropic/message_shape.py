@@ -132,7 +132,7 @@ def _input(arguments: str) -> orjson.Fragment:
     """Return the arguments as an object, even if they are incomplete; {} if the model wrote anything but an object."""
     try:
         value = from_json(arguments, allow_inf_nan=False, allow_partial=True)
-        text = json.dumps(value if isinstance(value, dict) else {}, allow_nan=False)  # orjson has no larger integers
+        text = json.dumps(value if isinstance(value, dict) else {}, allow_nan=False)  # orjson refuses larger integers
     except ValueError:
         text = "{}"
     return orjson.Fragment(text)

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: its bodies, input items, answers and events, over what chats are made of."""
+"""OpenAI's Responses API: its bodies, input items, answers and events; built on the modules of chats."""

@@ -34,8 +34,8 @@ def read_items(given: Any) -> list[Item]:
 def read_conversation(items: Sequence[Item], instructions: str | None, *, num_earlier: int = 0) -> list[Message]:
     """Return the conversation for a template. Raises InvalidRequest with the path of the field.
 
-    The first `num_earlier` items are those of the responses that it continues.
-    Reasoning, text and calls that follow each other are one message of the assistant.
+    The first `num_earlier` items are those of the responses that this one continues. Reasoning, text and calls that
+    follow each other are one message of the assistant.
     """
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     num_before, calls = len(messages), set[str]()
@@ -80,7 +80,7 @@ def _add_message(messages: list[Message], item: Item, path: str) -> None:
     content = _content(item.get("content"), f"{path}.content")
     last = messages[-1] if messages else {}
     if role == "assistant" and last.get("role") == "assistant" and not (last["content"] or "tool_calls" in last):
-        last["content"] = content  # it follows its reasoning
+        last["content"] = content  # so far it has only the reasoning
     else:
         messages.append({"role": _ROLES[role], "content": content})
 

@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-A value has the type of the tool's schema, and ends at the first marker of its form. `<tool_call>` may be missing. The
+A value has the type in the tool's schema, and ends at the first marker of its form. `<tool_call>` may be missing. The
 name begins a call only if a parameter or the end of the call comes next.
 """
 

@@ -174,12 +174,12 @@ def test_a_step_holds_the_models_length_as_in_a_server(model: Path, capsys: pyte
     config = fill_model(read_keywords(str(model), {"max_num_batched_tokens": 64}))
 
     assert config.engine.max_num_batched_tokens == 512
-    assert "64 is below the model's length 512" in capsys.readouterr().err
+    assert "64 is below the model's maximum length: using 512" in capsys.readouterr().err
 
 
 def test_engine_keywords_have_no_effect_on_a_running_cluster() -> None:
     assert without_effect_on_cluster({"dtype": "float32", "max_model_len": None}) == (
-        "without effect on a running cluster, which has its own: dtype"
+        "without effect on a running cluster, which has its own settings: dtype"
     )
     assert without_effect_on_cluster({}) is None
     with pytest.raises(TypeError, match="did you mean dtype"):

@@ -47,7 +47,7 @@ def test_the_busier_instance_is_named_with_the_others_idle_share() -> None:
     ]
 
     assert list(why(outcomes)) == [
-        "burst, P/D: decode-0 97% busy, prefill-0 30% busy: decode-0 was the limit, 70% of prefill-0's time was "
+        "burst, P/D: decode-0 97% busy, prefill-0 30% busy: decode-0 was the limit, and 70% of prefill-0's time was "
         "idle; a KV hop took 2.2 ms for 3.0 MiB",
         "burst, colocated: combined-0 99% busy, combined-1 90% busy: both were at their limit",
         "slow, P/D: decode-0 50% busy, prefill-0 10% busy: decode-0 did more of the work, and neither was the limit",
