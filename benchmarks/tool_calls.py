@@ -4,9 +4,10 @@
     python -P benchmarks/tool_calls.py --tokens 20000 --tools 1 64 --tokenizer MODEL/tokenizer.json
 
 The parser of each format reads answers in pieces of four characters, about a token each: `content`, many `calls`, one
-call with a `long` argument, incomplete markers (`begun`), and text behind a reasoning parser (`thinking`). It prints a
-line for each format, in microseconds per token. With `--tokenizer`, it prints a line for each number of tools with ten
-arguments each: the milliseconds from `tool_choice: required` to a compiled grammar, after another grammar was compiled.
+call with a `long` argument, and incomplete markers (`begun`); the parser of each reasoning format reads `thinking`. The
+script prints a line for each format, in microseconds per token. With `--tokenizer`, it prints a line for each number of
+tools with ten arguments each: the milliseconds from `tool_choice: required` to a compiled grammar, after another
+grammar was compiled.
 """
 
 import argparse

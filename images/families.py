@@ -79,7 +79,10 @@ def _qwen2_vl(config: Settings, processor: Settings) -> VisionFamily:
     patch = processor.get("patch_size", _number(tower, "patch_size"))
     merge = processor.get("merge_size", _number(tower, "spatial_merge_size"))
     if (patch, merge) != (tower["patch_size"], tower["spatial_merge_size"]):
-        raise ConfigError(f"the image processor's patches are {patch} x {merge}, but the vision tower's differ")
+        raise ConfigError(
+            f"the image processor has patch_size {patch} and merge_size {merge}, but the vision tower has patch_size "
+            f"{tower['patch_size']} and spatial_merge_size {tower['spatial_merge_size']}"
+        )
     before, after = (config.get(f"vision_{place}_token_id") for place in ("start", "end"))
     written = (before, token_id, after) if isinstance(before, int) and isinstance(after, int) else (token_id,)
     return VisionFamily(

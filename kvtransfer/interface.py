@@ -1,4 +1,4 @@
-"""Interface of the hand-off to the workers: a sender on P, a receiver on D. Both are thread-safe and never block.
+"""How workers use the hand-off: a sender on P and a receiver on D. Both are thread-safe and never block.
 
     prefill_worker -> KvSender (sender.py)  ==link==>  KvReceiver (receiver.py) -> decode_worker
 
@@ -72,7 +72,8 @@ class Sender(Protocol):
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
         """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks.
 
-        On a device they may still be computed: they are sent once the pool's newest mark at this call is reached.
+        On a device the KV may not be computed yet: the frames are sent once the device has reached the mark that is the
+        pool's newest at this call.
         """
         ...
 
@@ -83,7 +84,7 @@ class Sender(Protocol):
     def abort(self, ticket_id: str, reason: str) -> None:
         """End the ticket and notify the receiver. Emits no event.
 
-        The blocks may be freed then: KV that has not been read from them by now is never committed.
+        When this returns, the blocks may be freed: KV not read from them by then is never committed.
         """
         ...
 

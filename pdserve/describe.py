@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(flag, help="the same value as that of the instances, if gRPC uses TLS")
     arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     if not 0 < arguments.timeout <= 600:
-        raise ConfigError(f"--timeout {arguments.timeout:g} is not in 0..600 seconds")
+        raise ConfigError(f"--timeout is {arguments.timeout:g}, but must be more than 0 and at most 600 seconds")
     tls = tls_files(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
     print(json.dumps(asyncio.run(describe(arguments.table, os.environ, arguments.timeout, tls)), indent=2))
     return 0

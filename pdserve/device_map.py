@@ -1,9 +1,10 @@
 """Map each rank of an instance to a card, from the cards visible to this process and the table's physical ids.
 
-set by operator or device plugin      kept: rank i uses its i-th card
-the entry's own cards visible, in order    rank i uses card i; the variable stays unset
-as many as the entry has, counted from 0 the same: a container renumbers its cards, so ids mean nothing
-any others                               the variable is set to the entry's physical ids
+cards visible to this process              what rank i uses
+the variable is set already                the i-th card that the variable lists
+the entry's own cards, in its order        card i; the variable stays unset
+as many as the entry has, counted from 0   the same: a container renumbers its cards, so their ids mean nothing
+any others                                 card i; the variable is set to the names of the entry's cards
 """
 
 from collections.abc import Mapping, Sequence

@@ -18,7 +18,8 @@ from wire.errors import ConfigError
 VARIABLE = PARENT_PIPE
 _CHILDREN_S = 10.0
 _ending = threading.Lock()
-"""Acquired by the first thread that ends the process, never released: a second one would miss the first's orphans."""
+"""Acquired by the first thread that ends the process, never released: a second one could not find the
+processes that the first orphaned."""
 
 
 def _do_nothing() -> None:
@@ -77,7 +78,7 @@ def _end(at_end: Callable[[], None]) -> None:
 
 
 def _block_main_thread() -> None:
-    """Block the main thread, unless we run on it, in its handler: else it could keep writing what at_end removes."""
+    """Block the main thread, unless we run on it, in a handler: it could keep writing what at_end removes."""
     main = threading.main_thread()
     if main is not threading.current_thread() and main.ident is not None:
         signal.pthread_kill(main.ident, signal.SIGUSR1)

@@ -15,8 +15,8 @@ MIN_SECRET_BYTES = 32
 MAX_SECRET_BYTES = 4_096
 _MAX_UID = 2**32 - 2
 _MOVE = "move it away to get a new one"
-_RUN_AS = f"run as that user, or {_MOVE}"
-_GIVE = "run as that user, or as root with --owner UID"
+_RUN_AS = f"run as the file's owner, or {_MOVE}"
+_GIVE = "run as the file's owner, or as root with --owner UID"
 
 
 def ensure_secret(directory: Path, owner: int | None = None) -> tuple[Path, bool]:
@@ -75,7 +75,7 @@ def check_owner(directory: Path, owner: int) -> None:
     except OSError as error:
         reason = f"--owner is {owner}: files in {nearest} cannot be given to that uid: {error.strerror}"
         raise RanktableError(
-            f"{reason}; this process is uid {os.geteuid()}: chown needs CAP_CHOWN, or run as that user"
+            f"{reason}; this process is uid {os.geteuid()}: run this with CAP_CHOWN, or as uid {owner}"
         ) from error
 
 
@@ -85,7 +85,7 @@ def change_owner(path: Path, owner: int) -> None:
         os.chown(path, owner, -1)
     except OSError as error:
         reason = f"{path}: cannot be given to uid {owner}: {error.strerror}"
-        raise RanktableError(f"{reason}; {whose(path)}: {_GIVE}") from error
+        raise RanktableError(f"{reason}; {whose(path)}: run as root with --owner UID") from error
 
 
 def _check_file(path: Path, status: os.stat_result, owners: set[int | None], cure: str) -> None:

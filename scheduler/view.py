@@ -102,7 +102,7 @@ class ClusterView:
 
     @property
     def instance_info(self) -> dict[tuple[str, ...], int]:
-        """1 by each instance's id, name, role, address, state, whether it requires digests, and its engine."""
+        """The value 1 for each instance by id, name, role, address, state, whether it requires digests, and engine."""
         return {
             (one.instance_id, one.name, one.role.value, one.address, one.state, one.kv_digests, one.engine): 1
             for one in self.instances

@@ -105,7 +105,7 @@ class PackedModule:
     ordered: bool
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read the words of the range, and the scales of its groups: of all groups where they are mixed."""
+        """Read the codes of this region and the scales of its groups; if `ordered`, the scales of all groups."""
         words, inside = covering(columns, self.bits)
         codes = unpack(read_region(self.stored, f"{self.name}.weight_packed", rows, words), self.bits)
         grouped = range(self.shape[1]) if self.ordered else columns

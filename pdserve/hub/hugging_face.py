@@ -1,6 +1,6 @@
 """Download a model from the Hugging Face hub with its library, into the library's cache shared with other programs.
 
-hub: list the revision --small files, config.json last--> --weights--> snapshot folder of the commit
+hub: list the revision's files, download the small ones (config.json last), then the weights
 no hub: the cached snapshot, if it is complete
 """
 
@@ -26,8 +26,9 @@ def fetch(job: DownloadJob, environ: Mapping[str, str], say: Callable[[str], Non
     The library finds the token: HF_TOKEN or a login. Raises ConfigError with a message that says what to do.
     """
     hub = _Hub(job, environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    if any(environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
-        return _found_here(hub, "HF_HUB_OFFLINE is set")
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if environ.get(name, "").upper() in _TRUE:
+            return _found_here(hub, f"{name} is set")
     try:
         sizes, commit = hub.listing()
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""The fields that control how `messages` become a prompt, for routes that generate no text."""
+"""The fields of chats, pooling and /tokenize that control how `messages` become a prompt."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar

@@ -92,7 +92,9 @@ class WorkerConnection:
             raise Incompatible(f"{self._url} runs a NIXL connector, not MooncakeConnector: set another --connector")
         num_ranks = max(1, len(self._engines))
         if self._rank >= num_ranks:
-            raise InstanceLost(f"{self._url} has no data-parallel rank {self._rank}: it has {num_ranks}")
+            raise InstanceLost(
+                f"{self._url} has no data-parallel rank {self._rank}: its number of ranks is {num_ranks}"
+            )
         found = kv_cache(metrics, self._engine)
         self._cache = found if found.num_blocks and found.block_size else _UNKNOWN_BLOCKS
         self._model = served.names[0]

@@ -67,7 +67,7 @@ class WorkerHttp:
     async def post_stream(
         self, path: str, body: Body, headers: Mapping[str, str], feed: Callable[[bytes], None]
     ) -> None:
-        """Pass the event stream that answers a POST to `feed` as it arrives; cancelling aborts it on the worker.
+        """Pass to `feed`, as it arrives, the event stream that answers a POST; cancelling aborts it on the worker.
 
         Raises a PdserveError, also if the connection breaks while the body is read, and what `feed` raises.
         """
@@ -106,7 +106,8 @@ class WorkerHttp:
                     break
                 except AnswerCut as cut:
                     if idle is None or method != "GET" or not cut.is_empty:
-                        raise  # else the worker closed it, idle, with the request in transit
+                        raise
+                    # try again: the worker closed the idle connection while the request was in transit
             if connection.is_usable:
                 self._idle.append(connection)
         except AnswerRefused:

@@ -30,8 +30,8 @@ def check_prompt(prompt: PromptState) -> None:
         raise InvalidRequest("vectors and scores are not available over workers of other engines")
     if prompt.images and prompt.chat is None:
         raise InvalidRequest(
-            "image_embeds, and images with a text prompt, are not available over workers of other engines: they "
-            "take images in chats, and embeddings only if pickled",
+            "image_embeds, and images with a text prompt, are not available over workers of other engines: "
+            "send images in chats",
             "messages",
         )
     if params.beam_search is not None:

@@ -36,7 +36,7 @@ class FakeGeneration:
     async def pieces(self) -> AsyncGenerator[list[FakeChoice], None]:
         """Yield what each step has added to the live sequences. Raises LoadFailed. Closing it aborts the prompt."""
         params, fake = self.body.params, self.settings.fake
-        if self.body.marks:  # vLLM's front end decodes them: its engine does not know the request yet
+        if self.body.marks:  # vLLM's front end decodes images before its engine knows the request
             await self.rank.pause(self.settings.image_seconds)
         if self.body.leg == "prefill" and self.settings.connector != "none":
             self.prompt = self.prompt[: num_prefilled(self.settings, self.body, len(self.prompt))]
@@ -130,7 +130,7 @@ class FakeGeneration:
         return piece
 
     async def _hand_off(self, block_ids: list[int], kv: list[KvEntry]) -> None:
-        """Hold the KV, and send it where a decode worker has registered or will."""
+        """Hold the KV; a push connector sends it once the decode worker has registered."""
         connector, transfer = self.settings.connector, self.body.transfer
         is_known = transfer.get("transfer_id") if connector == "mooncake" else connector.startswith("nixl")
         if not is_known:

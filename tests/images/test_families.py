@@ -81,7 +81,7 @@ def test_a_siglip_tower_has_no_class_token() -> None:
         (LLAVA, {"crop_size": {"height": 224, "width": 224}}, "takes 336 x 336"),
         (LLAVA | {"image_token_index": None}, {}, "image_token_index or image_token_id"),
         (QWEN, QWEN_PROCESSOR | {"do_resize": False}, "do_resize: false"),
-        (QWEN, QWEN_PROCESSOR | {"patch_size": 16}, "16 x 2"),
+        (QWEN, QWEN_PROCESSOR | {"patch_size": 16}, "patch_size 16 and merge_size 2"),
         (QWEN, QWEN_PROCESSOR | {"min_pixels": 10, "max_pixels": 9}, r"invalid limits: 10 to 9 pixels"),
         (QWEN | {"vision_config": None}, QWEN_PROCESSOR, "no vision_config"),
         (GEMMA, GEMMA_PROCESSOR | {"do_pan_and_scan": True}, "do_pan_and_scan: true"),

@@ -137,7 +137,7 @@ def test_node_ports_override_the_tables_ports(table: Table) -> None:
 
 
 def test_an_invalid_timeout_and_incomplete_tls_are_refused(table: Table) -> None:
-    with pytest.raises(ConfigError, match=r"--timeout 0 is not in 0\.\.600 seconds"):
+    with pytest.raises(ConfigError, match=r"--timeout is 0, but must be more than 0"):
         main([table.path, "--timeout", "0"])
     with pytest.raises(ConfigError, match="--tls"):
         main([table.path, "--tls-cert", "a.pem"])

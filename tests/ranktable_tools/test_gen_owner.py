@@ -70,7 +70,7 @@ def test_gen_keeps_the_owners_secret_and_names_the_flag_to_others(
     capsys.readouterr()
 
     assert main(WHOLE) == 2
-    assert "belongs to user 1000, not to 0 who runs this: run as that user, or as root with --owner UID" in (
+    assert "belongs to user 1000, not to 0 who runs this: run as the file's owner, or as root with --owner UID" in (
         capsys.readouterr().err
     )
     assert main([*WHOLE, "--owner=1000"]) == 0

@@ -130,7 +130,7 @@ def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
 
     assert str(caught.value) == (
         f"{path} cannot be read: Permission denied; it belongs to uid {owner}, and this process is uid {uid}: "
-        "run as that user, or move it away to get a new one"
+        "run as the file's owner, or move it away to get a new one"
     )
     assert path.read_bytes() == GOOD
 
@@ -180,7 +180,7 @@ def test_a_uid_that_cannot_own_files_is_refused_leaving_nothing(
 
     assert str(caught.value) == (
         f"--owner is 1000: files in {tmp_path} cannot be given to that uid: Operation not permitted; "
-        f"this process is uid {os.geteuid()}: chown needs CAP_CHOWN, or run as that user"
+        f"this process is uid {os.geteuid()}: run this with CAP_CHOWN, or as uid 1000"
     )
     assert list(tmp_path.iterdir()) == []
 
