@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.finish import finish_of
 from engine.grammar.interface import Grammar
@@ -21,7 +21,8 @@ from telemetry.logs import EventLogger
 from wire.convert import read_prompt
 from wire.errors import Cancelled, HandoffFailed, InvalidRequest, NoCapacity, PdserveError, to_name
 from wire.event_sink import EventSink
-from wire.messages import Failed, Pooled, Refused, Reserved
+from wire.kept_stream import KeptStream, adopt_stream, keep_stream
+from wire.messages import Adopt, Failed, Pooled, Refused, Reserved
 from wire.turns import Turns
 from wire.types import PromptState, StageTimes, Ticket, TokenOutput
 
@@ -40,12 +41,16 @@ class _Reservation:
     grammar: Grammar | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
-    """A prompt that generates here: the sequences that have not finished."""
+    """A prompt that generates here: the sequences that have not finished, and its tokens if it may be resumed.
+
+    With those it stays here after its end, until its owner releases it.
+    """
 
     owner: EventSink
     sequences: set[int]
+    kept: KeptStream | None = None
 
 
 class DecodeWorker:
@@ -60,6 +65,7 @@ class DecodeWorker:
         self._reservations: dict[str, _Reservation] = {}
         self._prompt_by_ticket: dict[str, str] = {}
         self._running: dict[str, _Running] = {}
+        self._keeps_streams = False  # whether it ever kept one: a token costs nothing where none is
         engine.arriving = lambda: [one.state.gap_limit_s for one in self._reservations.copy().values()]
 
     def use(self, receiver: Receiver) -> None:
@@ -111,7 +117,7 @@ class DecodeWorker:
         self._engine.check(state)
         self._refuse_a_second(state.prompt_id)
         with self._lock:
-            self._running[state.prompt_id] = _Running(owner, self._unfinished_sequences(state))
+            self._running[state.prompt_id] = self._new_running(owner, state)
         self._post(lambda engine: self._add(engine, state, grammar, embeddings))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
@@ -126,7 +132,9 @@ class DecodeWorker:
             if not _is_same(state, reservation.state) or not (state.outputs or state.beams):
                 raise HandoffFailed(f"the commit of {ticket_id} describes a different prompt from the reserved one")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
-            self._running[prompt_id] = _Running(reservation.owner, self._unfinished_sequences(state))
+            stream = reservation.state.stream  # a commit has none
+            kept = state if stream is None else replace(state, stream=stream)
+            self._running[prompt_id] = self._new_running(reservation.owner, kept)
             # under the lock: a cancel that finds the prompt running must be posted to the engine after the admission
             self._post(lambda engine: self._admit(engine, state, block_ids, reservation.grammar))
         _log.debug("kv_received", request_id=state.request_id, ticket=ticket_id, bytes=kv_bytes)
@@ -143,9 +151,11 @@ class DecodeWorker:
             reservation.owner.emit(Failed(prompt_id, HandoffFailed.__name__, reason))
 
     def on_tokens(self, tokens: Iterable[TokenOutput]) -> None:
-        """Record which sequences finished. Engine thread."""
+        """Record which sequences finished, and keep the tokens of streams. Engine thread."""
         with self._lock:
             for token in tokens:
+                if self._keeps_streams:
+                    self._keep(token)
                 if token.finish is not None:
                     self._on_finished(token.prompt_id, token.sequence)
 
@@ -165,36 +175,56 @@ class DecodeWorker:
             ended.owner.emit(Failed(prompt_id, to_name(error), str(error)))
         return ended is not None
 
+    def adopt(self, owner: EventSink, command: Adopt) -> tuple[TokenOutput, ...]:
+        """Make `owner` the owner of a stream and return its tokens so far; refuse one that is not here."""
+        with self._lock:
+            arriving = [one.state for one in self._reservations.values()]
+            return adopt_stream(owner, command, self._running.values(), arriving)
+
     def cancel(
-        self, owner: EventSink, prompt_id: str, sequence: int | None, reason: str, answer: Callable[..., None]
-    ) -> None:
-        """Cancel a prompt of this owner or one sequence; `answer` receives the finishes."""
+        self, owner: EventSink, prompt_id: str, sequence: int | None, reason: str, answer: Callable[..., None],
+        owner_epoch: int = 0,
+    ) -> None:  # fmt: skip
+        """Cancel a prompt of this owner or one sequence; `answer` receives the finishes.
+
+        The end of a whole stream, whose `owner_epoch` must be the current one, only releases it.
+        """
         with self._lock:
             reservation = self._reservations.get(prompt_id)
             if reservation is not None and reservation.owner is owner:
                 del self._reservations[prompt_id], self._prompt_by_ticket[reservation.ticket_id]
             else:
                 reservation = None
-            running = self.owner_of(prompt_id) is owner
+            running = self._running.get(prompt_id)
+            is_owned = running is not None and running.owner is owner
+            if is_owned and running is not None and running.kept is not None:
+                if not running.kept.is_current(owner_epoch):
+                    return
+                if sequence is None:
+                    self._drop([prompt_id])
+                    return
         if reservation is not None:
             self.receiver.abort(reservation.ticket_id, reason)
             owner.emit(Failed(prompt_id, Cancelled.__name__, reason))
-        elif running:
+        elif is_owned:
             self._post(lambda engine: answer(engine.cancel(prompt_id, sequence)))
 
-    def cancel_all(self, owner: EventSink, reason: str) -> None:
-        """Cancel every prompt of this owner without emitting events: its session has ended."""
+    def cancel_all(self, owner: EventSink, reason: str, *, keep_streams: bool = False) -> bool:
+        """Cancel every prompt of this owner without emitting events: its session has ended.
+
+        With `keep_streams` those that a client has some output of run on; return whether there are any.
+        """
         self._turns.leave(owner)
         with self._lock:
             reserved = [one for one in self._reservations.values() if one.owner is owner]
-            running = [prompt_id for prompt_id, one in self._running.items() if one.owner is owner]
+            owned = {prompt_id: one.kept for prompt_id, one in self._running.items() if one.owner is owner}
+            lost = [id_ for id_, kept in owned.items() if not keep_streams or kept is None or not kept.has_output]
             for reservation in reserved:
                 del self._reservations[reservation.state.prompt_id], self._prompt_by_ticket[reservation.ticket_id]
-            for prompt_id in running:
-                del self._running[prompt_id]
-        self._post_release(lambda engine: _cancel_each(engine, running))
+            self._drop(lost)
         for reservation in reserved:
             self.receiver.abort(reservation.ticket_id, reason)
+        return len(owned) > len(lost)
 
     def owner_of(self, prompt_id: str) -> EventSink | None:
         """Return the owner of a prompt that is admitted or generates here, None for any other. Any thread."""
@@ -204,6 +234,26 @@ class DecodeWorker:
     def hold_finishes(self) -> AbstractContextManager[object]:
         """While held, no prompt of this half can finish, so events emitted under it come first. Only emit under it."""
         return self._lock
+
+    def _new_running(self, owner: EventSink, state: PromptState) -> _Running:
+        """The lock is held."""
+        kept = keep_stream(state, self._running.values())
+        self._keeps_streams |= kept is not None
+        return _Running(owner, self._unfinished_sequences(state), kept)
+
+    def _keep(self, token: TokenOutput) -> None:
+        """Keep a token of a stream; end one that has run too long without an owner. The lock is held."""
+        running = self._running.get(token.prompt_id)
+        if running is None or running.kept is None:
+            return
+        if not running.kept.add(token, owned=not running.owner.ended):
+            self._drop([token.prompt_id])
+
+    def _drop(self, prompt_ids: Sequence[str]) -> None:
+        """Forget prompts, and cancel what the engine has of them. The lock is held."""
+        for prompt_id in prompt_ids:
+            del self._running[prompt_id]
+        self._post_release(lambda engine: _cancel_each(engine, prompt_ids))
 
     def _refuse_a_second(self, prompt_id: str) -> None:
         with self._lock:
@@ -272,7 +322,7 @@ class DecodeWorker:
         running = self._running.get(prompt_id)
         if running is not None:
             running.sequences.discard(sequence)
-            if not running.sequences:
+            if not running.sequences and running.kept is None:
                 del self._running[prompt_id]
 
 

@@ -31,6 +31,7 @@ from wire.errors import Draining
 from wire.held_role import HeldRole
 from wire.load import LoadSnapshot
 from wire.messages import MeasureLink, OpenSession, SessionOpen, SetRole, TableRead
+from wire.shared_limits import MAX_ORPHAN_S
 from wire.types import PROTOCOL_VERSION, Role
 
 if TYPE_CHECKING:
@@ -220,7 +221,10 @@ class InstanceHost:
     def _session_over(self, session: InstanceSession) -> None:
         _log.info("session_over", scheduler=session.hello.scheduler_id, silent_s=session.silent_for())
         self._sessions.remove(session)
-        self.workers.cancel_all(session, "the scheduler's session has ended")
+        orphan_s = min(session.hello.orphan_s, MAX_ORPHAN_S)
+        if self.workers.cancel_all(session, "the scheduler's session has ended", keep_streams=orphan_s > 0):
+            why = f"no scheduler has adopted it within {orphan_s:g} s"
+            asyncio.get_running_loop().call_later(orphan_s, self.workers.cancel_all, session, why)
 
     async def _send_heartbeats(self) -> None:
         while True:

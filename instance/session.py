@@ -15,6 +15,7 @@ from prefill_worker.worker import Embed
 from telemetry.logs import EventLogger
 from wire.errors import Cancelled, Draining, PdserveError, to_name
 from wire.messages import (
+    Adopt,
     Cancel,
     Command,
     Event,
@@ -90,6 +91,8 @@ class InstanceSession:
                 self._take(command.prompt, lambda grammar: self._generate(command.prompt, grammar))
             case Cancel():
                 self._refuse_on_error(command.prompt_id, lambda: self._cancel(command))
+            case Adopt():
+                self._workers.adopt(self, command)
             case MeasureLink():
                 self._measure(self, command)
             case SetRole():
@@ -114,7 +117,7 @@ class InstanceSession:
                 return
 
     def lost(self) -> None:
-        """End the session and all its work: the scheduler is gone."""
+        """End the session and its work: the scheduler is gone. Streams may stay for a while (host.py)."""
         if not self._ended:
             self._ended = True
             self._gate.drop_all()

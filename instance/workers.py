@@ -1,6 +1,6 @@
 """Both halves of an instance over one engine: pass a step's results, and a cancel, to the half that has the prompt.
 
-Each prompt belongs to the session that sent it, its owner: only that one gets its events and may cancel it.
+Each prompt belongs to the session that sent it, or has adopted it: only this owner gets its events and may cancel it.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from instance.step_parts import parts_of
 from prefill_worker.worker import Embed, PrefillWorker
 from wire.event_sink import EventSink
 from wire.load import LoadSnapshot
-from wire.messages import Cancel, Step
+from wire.messages import Adopt, Cancel, Step
 from wire.types import PromptLogprobs, StageTimes, TokenOutput
 
 Post = Callable[[Callable[[Engine], None]], None]
@@ -88,12 +88,21 @@ class Workers:
     def cancel(self, owner: EventSink, command: Cancel) -> None:
         """Cancel a prompt of this owner or one of its sequences; emits nothing for any other prompt."""
         if not self.prefill.cancel(owner, command.prompt_id, command.reason):
-            self.decode.cancel(owner, command.prompt_id, command.sequence, command.reason, self.send_tokens)
+            self.decode.cancel(
+                owner, command.prompt_id, command.sequence, command.reason, self.send_tokens, command.owner_epoch
+            )
 
-    def cancel_all(self, owner: EventSink, reason: str) -> None:
-        """Cancel every prompt of this owner: its session has ended."""
+    def adopt(self, owner: EventSink, command: Adopt) -> None:
+        """Make `owner` the owner of a stream, and send it the tokens so far; events of the next step follow."""
+        with self.decode.hold_finishes():
+            tokens = self.decode.adopt(owner, command)
+            for step in parts_of(Step(tokens, None)) if tokens else ():
+                owner.emit(step)
+
+    def cancel_all(self, owner: EventSink, reason: str, *, keep_streams: bool = False) -> bool:
+        """Cancel every prompt of this owner: its session has ended. With `keep_streams` return whether any is left."""
         self.prefill.cancel_all(owner, reason)
-        self.decode.cancel_all(owner, reason)
+        return self.decode.cancel_all(owner, reason, keep_streams=keep_streams)
 
     def _by_owner(
         self, tokens: Iterable[TokenOutput], times: Iterable[tuple[str, StageTimes]], scored: Iterable[PromptLogprobs]

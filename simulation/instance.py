@@ -6,20 +6,23 @@ so it also runs in virtual time.
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.step_costs import StepCosts
 from scheduler.load.prefixes import Prefixes, chain_of
-from simulation.prompt import Behaviour, SimulatedPrompt, simulated_finish, simulated_token, simulated_vector
+from simulation.load import load_of
+from simulation.prompt import Behaviour, SimulatedPrompt, simulated_vector
 from simulation.session import SimulatedSession
-from simulation.step import PlannedStep, gap_limit, plan
+from simulation.step import PlannedStep, plan
 from wire.description import InstanceDescription
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
 from wire.event_sink import EventSink
 from wire.held_role import HeldRole
+from wire.kept_stream import adopt_stream, keep_stream
 from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import (
+    Adopt,
     Cancel,
     Command,
     Event,
@@ -40,7 +43,7 @@ from wire.messages import (
     Step,
 )
 from wire.turns import Turns
-from wire.types import FinishReason, PromptState, StageTimes, Ticket, TokenOutput
+from wire.types import PromptState, StageTimes, Ticket, TokenOutput
 
 
 class SimulatedInstance:
@@ -86,32 +89,12 @@ class SimulatedInstance:
 
     def load(self) -> LoadSnapshot:
         """Return the current load."""
-        prompts = self.prompts.values()
         now = asyncio.get_running_loop().time()
-        decoding = sum(len(p.outputs) - len(p.ended) for p in prompts if p.stage == "decoding")
-        waiting = sum(prompt.stage == "waiting" for prompt in prompts)
-        admits = self.behaviour.cost is not None  # as in the engine, prompts in prefill count as running
-        return LoadSnapshot(
-            blocks_total=self.description.num_blocks,
-            blocks_used=self.blocks_used,
-            blocks_probe=sum(prompt.blocks for prompt in prompts if prompt.probe),
-            blocks_cached=0,
-            running=decoding + waiting * admits,
-            waiting=waiting * (not admits),
-            uncomputed_tokens=sum(p.num_tokens - p.computed for p in prompts if p.stage == "waiting"),
-            held_prompts=sum(prompt.stage == "sending" for prompt in prompts),
-            progress_age_s=now - self._progress_at if self.behaviour.stuck else 0.0,
-            steps=self.steps,
-            slowest_turn_s=self.behaviour.slowest_turn_s,
-            starved_s=self.behaviour.starved_before_s + self.behaviour.starved_share * now,
-            decoding=decoding,
-            prefix_tokens_sought=self._tokens_sought,
-            prefix_tokens_found=self._tokens_found,
-            step_base_s=self._costs.now.base_s,
-            step_sequence_s=self._costs.now.sequence_s,
-            step_token_s=self._costs.now.token_s,
-            gap_limit_s=gap_limit(prompts, self.behaviour.gap_limit_s)[0],
-        )
+        load = load_of(self.prompts.values(), self.description, self.behaviour, self._costs, now)
+        load.progress_age_s = now - self._progress_at if self.behaviour.stuck else 0.0
+        load.steps = self.steps
+        load.prefix_tokens_sought, load.prefix_tokens_found = self._tokens_sought, self._tokens_found
+        return load
 
     def get_stuck(self) -> None:
         """Stop the engine; the session stays open and reports the age of the last progress."""
@@ -134,14 +117,11 @@ class SimulatedInstance:
         prompt = self.prompts.get(state.prompt_id)
         if prompt is None or prompt.stage != "reserved" or prompt.ticket != ticket:
             raise HandoffFailed(f"ticket {ticket.ticket_id} has ended on {self.description.instance_id}")
-        prompt.state, prompt.stage, prompt.computed = state, "decoding", prompt.num_tokens
-        prompt.outputs = [list(output) for output in state.outputs]
+        stream = None if prompt.state is None else prompt.state.stream  # a commit has none
+        prompt.state, prompt.stage, prompt.computed = replace(state, stream=stream), "decoding", prompt.num_tokens
+        prompt.kept = keep_stream(prompt.state, self.prompts.values())
+        prompt.set_outputs(state)
         self._note_prefix(state.token_ids)
-        prompt.ended = {
-            i
-            for i in range(state.params.num_sequences)
-            if simulated_finish(state.params, prompt.outputs[i]) is not None
-        }
         self._schedule_step()
 
     def abort(self, ticket: Ticket, reason: str) -> None:
@@ -161,8 +141,12 @@ class SimulatedInstance:
                 self._accept(session, state, ticket)
             case Generate(prompt=state):
                 self._accept(session, state, None)
-            case Cancel(prompt_id=prompt_id, sequence=sequence):
-                self._cancel(session, prompt_id, sequence)
+            case Cancel():
+                self._cancel(session, command)
+            case Adopt():
+                arriving = [one.state for one in self.prompts.values() if one.state and one.stage == "reserved"]
+                if tokens := adopt_stream(session, command, self.prompts.values(), arriving):
+                    self._emit(session, Step(tokens, None))
             case MeasureLink(peer_id=peer_id):
                 self._emit(session, LinkMeasured(peer_id, *self._measure_link(peer_id)))
             case SetRole():
@@ -178,14 +162,21 @@ class SimulatedInstance:
                 self._emit(other, self._role.held)
 
     def _end_session(self, session: SimulatedSession) -> None:
-        """End all work of a session that is gone."""
-        for prompt in [one for one in self.prompts.values() if one.owner is session]:
-            if prompt.stage in ("waiting", "sending"):
-                self._abort_ticket(prompt, "the sender's scheduler is gone")
-            self._drop(prompt)
+        """End all work of a session that is gone, its streams later."""
         self._turns.leave(session)
         if session in self.sessions:
             self.sessions.remove(session)
+        orphan_s = session.hello.orphan_s
+        self._drop_all(session, keep_streams=orphan_s > 0)
+        asyncio.get_running_loop().call_later(orphan_s, self._drop_all, session)
+
+    def _drop_all(self, session: SimulatedSession, *, keep_streams: bool = False) -> None:
+        for prompt in [one for one in self.prompts.values() if one.owner is session]:
+            if keep_streams and prompt.kept is not None and prompt.kept.has_output:
+                continue
+            if prompt.stage in ("waiting", "sending"):
+                self._abort_ticket(prompt, "the sender's scheduler is gone")
+            self._drop(prompt)
 
     def _reserve(self, session: SimulatedSession, state: PromptState) -> None:
         blocks, total = self._blocks_for(len(state.token_ids)), self.description.num_blocks
@@ -218,14 +209,15 @@ class SimulatedInstance:
 
     def _accept(self, session: SimulatedSession, state: PromptState, ticket: Ticket | None) -> None:
         num_tokens = len(state.token_ids)
-        outputs = [list(output) for output in state.outputs] or [[] for _ in range(state.params.num_sequences)]
-        self.prompts[state.prompt_id] = SimulatedPrompt(
+        prompt = SimulatedPrompt(
             session, state.prompt_id, num_tokens, "waiting", self._blocks_for(num_tokens), state.probe, state, ticket,
-            outputs=outputs, ended={i for i, output in enumerate(outputs) if simulated_finish(state.params, output)},
+            kept=None if ticket is not None else keep_stream(state, self.prompts.values()),
         )  # fmt: skip
+        prompt.set_outputs(state)
+        self.prompts[state.prompt_id] = prompt
         if self.behaviour.caches_prefixes:
             found = min(self._prefixes.tokens_known(chain_of(state.token_ids, "")), num_tokens - 1)
-            self.prompts[state.prompt_id].computed = found
+            prompt.computed = found
             self._tokens_sought, self._tokens_found = self._tokens_sought + num_tokens, self._tokens_found + found
         self._schedule_step()
 
@@ -233,20 +225,20 @@ class SimulatedInstance:
         if self.behaviour.caches_prefixes:
             self._prefixes.note(chain_of(token_ids, ""))
 
-    def _cancel(self, session: SimulatedSession, prompt_id: str, sequence: int | None) -> None:
+    def _cancel(self, session: SimulatedSession, command: Cancel) -> None:
+        prompt_id, sequence = command.prompt_id, command.sequence
         prompt = self.prompts.get(prompt_id)
         if prompt is None or prompt.owner is not session:
+            return
+        if prompt.kept is not None and not prompt.kept.is_current(command.owner_epoch):
+            return
+        if prompt.kept is not None and sequence is None:
+            self._drop(prompt)
             return
         if prompt.stage != "decoding":  # its sequences do not exist yet
             self._fail(prompt, Cancelled("cancelled"))
             return
-        sequences = range(len(prompt.outputs)) if sequence is None else (sequence,)
-        tokens = tuple(
-            TokenOutput(prompt_id, i, len(prompt.outputs[i]), None, FinishReason.CANCELLED)
-            for i in sequences
-            if i not in prompt.ended
-        )
-        prompt.ended.update(token.sequence for token in tokens)
+        tokens = tuple(prompt.cancel(sequence))
         self._drop_ended(prompt)
         self._emit(session, Step(tokens, self.load()))
 
@@ -302,22 +294,16 @@ class SimulatedInstance:
 
     def _sample(self, prompt: SimulatedPrompt) -> list[TokenOutput]:
         """Add one token to each open sequence; a prompt just prefilled moves to its next stage."""
-        state, tokens = prompt.state, []
+        state = prompt.state
         assert state is not None
         if state.pooling is not None:
             self._drop(prompt)
             pooled = Pooled(prompt.prompt_id, simulated_vector(state.token_ids), StageTimes(prefill_s=0.01))
             asyncio.get_running_loop().call_soon(self._emit, prompt.owner, pooled)
             return []
-        for i, output in enumerate(prompt.outputs):
-            if i in prompt.ended or (prompt.ticket is not None and prompt.stage == "waiting" and output):
-                continue  # the decode instance continues this prompt: only first tokens are sampled here
-            output.append(simulated_token(state.token_ids, i, len(output), self.description.vocab_size))
-            finish = simulated_finish(state.params, output)
-            stop_id = output[-1] if finish is FinishReason.STOP else None
-            tokens.append(TokenOutput(prompt.prompt_id, i, len(output) - 1, output[-1], finish, stop_id))
-            if finish is not None:
-                prompt.ended.add(i)
+        tokens = list(prompt.sample(self.description.vocab_size))
+        if prompt.runs_too_long:
+            self._drop(prompt)
         if prompt.stage == "waiting":
             self._on_prefilled(prompt)
         return tokens
@@ -345,7 +331,7 @@ class SimulatedInstance:
             return  # cancelled meanwhile
         assert prompt.state is not None
         assert prompt.ticket is not None
-        state = dataclasses.replace(prompt.state, outputs=tuple(tuple(output) for output in prompt.outputs))
+        state = replace(prompt.state, outputs=tuple(tuple(output) for output in prompt.outputs))
         try:
             if self.behaviour.fail_handoffs:
                 self.behaviour.fail_handoffs -= 1
@@ -380,11 +366,19 @@ class SimulatedInstance:
         return peer
 
     def _drop_ended(self, prompt: SimulatedPrompt) -> None:
-        if len(prompt.ended) == len(prompt.outputs):
+        if len(prompt.ended) < len(prompt.outputs):
+            return
+        if prompt.kept is None:
             self._drop(prompt)
+        else:
+            prompt.stage, prompt.blocks = "ended", 0
+            self._freed()
 
     def _drop(self, prompt: SimulatedPrompt) -> None:
         self.prompts.pop(prompt.prompt_id, None)
+        self._freed()
+
+    def _freed(self) -> None:
         if len(self.sessions) > 1:
             asyncio.get_running_loop().call_soon(self._share_load)
 

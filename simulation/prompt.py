@@ -1,11 +1,13 @@
 """A simulated instance's prompts, their fixed outputs, and its behaviour. Plain data and arithmetic."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wire.event_sink import EventSink
+from wire.kept_stream import KeptStream
 from wire.step_cost import StepCost
-from wire.types import FinishReason, PromptState, SamplingParams, Ticket
+from wire.types import FinishReason, PromptState, SamplingParams, Ticket, TokenOutput
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Behaviour:
 
 @dataclass(slots=True)
 class SimulatedPrompt:
-    """One prompt of a session. `stage`: reserved (D), waiting (for prefill), sending (P), decoding."""
+    """One prompt of a session. `stage`: reserved (D), waiting (for prefill), sending (P), decoding, ended (kept)."""
 
     owner: EventSink
     prompt_id: str
@@ -56,6 +58,38 @@ class SimulatedPrompt:
     outputs: list[list[int]] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
     first_step_sent: bool = False
+    kept: KeptStream | None = None
+    runs_too_long: bool = False
+
+    def set_outputs(self, state: PromptState) -> None:
+        """Begin with the outputs so far."""
+        self.outputs = [list(output) for output in state.outputs] or [[] for _ in range(state.params.num_sequences)]
+        self.ended = {i for i, output in enumerate(self.outputs) if simulated_finish(state.params, output)}
+
+    def sample(self, vocab_size: int) -> Iterator[TokenOutput]:
+        """Add one token to each open sequence; where the prompt is handed off, first tokens only."""
+        state, only_first = self.state, self.ticket is not None and self.stage == "waiting"
+        assert state is not None
+        for i, output in enumerate(self.outputs):
+            if i in self.ended or (only_first and output):
+                continue
+            output.append(simulated_token(state.token_ids, i, len(output), vocab_size))
+            finish = simulated_finish(state.params, output)
+            stop_id = output[-1] if finish is FinishReason.STOP else None
+            yield self._taken(TokenOutput(self.prompt_id, i, len(output) - 1, output[-1], finish, stop_id))
+
+    def cancel(self, sequence: int | None) -> Iterator[TokenOutput]:
+        """End a sequence, or all."""
+        for i in range(len(self.outputs)) if sequence is None else (sequence,):
+            if i not in self.ended:
+                yield self._taken(TokenOutput(self.prompt_id, i, len(self.outputs[i]), None, FinishReason.CANCELLED))
+
+    def _taken(self, token: TokenOutput) -> TokenOutput:
+        if token.finish is not None:
+            self.ended.add(token.sequence)
+        if self.kept is not None and not self.kept.add(token, owned=not self.owner.ended):
+            self.runs_too_long = True
+        return token
 
 
 def simulated_token(token_ids: tuple[int, ...], sequence: int, index: int, vocab_size: int) -> int:

@@ -34,6 +34,11 @@ class SimulatedSession:
         self._last_message_at = self._loop.time()
         self._beat = self._loop.call_later(_HEARTBEAT_S, self._send_heartbeat)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the session is over."""
+        return self._has_ended
+
     def handle(self, command: Command) -> None:
         """Process one command; commands that arrive after the session's end are dropped."""
         if not self._has_ended:
@@ -67,7 +72,7 @@ class SimulatedSession:
             yield events
 
     def lost(self) -> None:
-        """End all work of this session because the scheduler is gone. Idempotent."""
+        """End the work of this session because the scheduler is gone, except its streams. Idempotent."""
         if not self._has_ended:
             self._has_ended = True
             self._beat.cancel()

@@ -1,5 +1,6 @@
 """Check the prompts that instances receive: the same rules over gRPC, in process and in a commit. Pure."""
 
+import re
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
@@ -12,6 +13,7 @@ from wire.types import (
     Pooling,
     PromptState,
     RepetitionDetection,
+    ResumableStream,
     SamplingParams,
     StructuredOutput,
     Thinking,
@@ -21,9 +23,11 @@ MAX_PATTERN_SIZE = 1024  # compared at every token
 MAX_BAD_WORD_TOKENS = 64
 MAX_SALT = 128
 MAX_GRAMMAR_BYTES = 64 * 2**10
+MAX_STREAM_REQUEST = 2**20
 POOLING_KINDS = ("embed", "classify", "token_embed", "token_classify")
 POOLING_HOW = ("last", "mean", "cls")
 
+_STREAM_ID = re.compile("[0-9a-f]{32}")
 _Rule = tuple[str, object, bool, str]  # a field, its value, whether that is valid, and what it must be
 _RULES, _BEAM_RULES = rules_of(SamplingParams), rules_of(BeamSearch)
 _values = attrgetter(*_RULES)
@@ -51,6 +55,8 @@ def check_prompt(state: PromptState) -> None:
         raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
     if state.images:
         check_images(state)
+    if state.stream is not None:
+        _check_stream(state, state.stream)
     if state.beams and state.params.beam_search is None:
         raise InvalidRequest(f"{len(state.beams)} beams for a prompt without beam search")
 
@@ -177,6 +183,18 @@ def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
         ),
         ("repetition_detection", "set", params.repetition_detection is None, "unset with beam search"),
         ("early_stopping", repr(early)[:20], isinstance(early, bool) or early == "never", "true, false or never"),
+    ))  # fmt: skip
+
+
+def _check_stream(state: PromptState, stream: ResumableStream) -> None:
+    is_one = state.params.num_sequences == 1 and state.params.beam_search is None
+    _refuse((
+        ("stream_id", repr(stream.stream_id[:40]), _STREAM_ID.fullmatch(stream.stream_id) is not None, "32 hex digits"),
+        ("tenant", f"of {len(stream.tenant)} characters", len(stream.tenant) <= MAX_SALT, f"at most {MAX_SALT}"),
+        ("request", f"of {len(stream.request)} bytes", len(stream.request) <= MAX_STREAM_REQUEST,
+         f"at most {MAX_STREAM_REQUEST}"),
+        ("stream", "resumable", is_one and state.pooling is None and not state.images,
+         "of one sequence of a prompt of text"),
     ))  # fmt: skip
 
 

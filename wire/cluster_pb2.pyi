@@ -237,7 +237,7 @@ class Output(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PromptState(_message.Message):
-    __slots__ = ("prompt_id", "request_id", "token_ids", "params", "outputs", "probe", "cache_salt", "beams", "pooling", "images", "gap_limit_s")
+    __slots__ = ("prompt_id", "request_id", "token_ids", "params", "outputs", "probe", "cache_salt", "beams", "pooling", "images", "gap_limit_s", "stream")
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,7 @@ class PromptState(_message.Message):
     POOLING_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     GAP_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     prompt_id: str
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -260,7 +261,20 @@ class PromptState(_message.Message):
     pooling: Pooling
     images: _containers.RepeatedCompositeFieldContainer[PromptImage]
     gap_limit_s: float
-    def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., probe: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., beams: _Optional[_Iterable[_Union[Beam, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., images: _Optional[_Iterable[_Union[PromptImage, _Mapping]]] = ..., gap_limit_s: _Optional[float] = ...) -> None: ...
+    stream: ResumableStream
+    def __init__(self, prompt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., probe: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., beams: _Optional[_Iterable[_Union[Beam, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., images: _Optional[_Iterable[_Union[PromptImage, _Mapping]]] = ..., gap_limit_s: _Optional[float] = ..., stream: _Optional[_Union[ResumableStream, _Mapping]] = ...) -> None: ...
+
+class ResumableStream(_message.Message):
+    __slots__ = ("stream_id", "tenant", "request", "owner_epoch")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OWNER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    stream_id: str
+    tenant: str
+    request: bytes
+    owner_epoch: int
+    def __init__(self, stream_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., owner_epoch: _Optional[int] = ...) -> None: ...
 
 class PromptImage(_message.Message):
     __slots__ = ("start", "count", "digest", "grid", "data_bytes", "dtype")
@@ -489,14 +503,16 @@ class PromptLogprobs(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("scheduler_id", "epoch", "lease_s")
+    __slots__ = ("scheduler_id", "epoch", "lease_s", "orphan_s")
     SCHEDULER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    ORPHAN_S_FIELD_NUMBER: _ClassVar[int]
     scheduler_id: str
     epoch: int
     lease_s: float
-    def __init__(self, scheduler_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    orphan_s: float
+    def __init__(self, scheduler_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_s: _Optional[float] = ..., orphan_s: _Optional[float] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("prompt",)
@@ -519,14 +535,36 @@ class Generate(_message.Message):
     def __init__(self, prompt: _Optional[_Union[PromptState, _Mapping]] = ...) -> None: ...
 
 class Cancel(_message.Message):
-    __slots__ = ("prompt_id", "sequence", "reason")
+    __slots__ = ("prompt_id", "sequence", "reason", "owner_epoch")
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    OWNER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     prompt_id: str
     sequence: int
     reason: str
-    def __init__(self, prompt_id: _Optional[str] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    owner_epoch: int
+    def __init__(self, prompt_id: _Optional[str] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ..., owner_epoch: _Optional[int] = ...) -> None: ...
+
+class Adopt(_message.Message):
+    __slots__ = ("stream_id", "tenant", "owner_epoch")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    stream_id: str
+    tenant: str
+    owner_epoch: int
+    def __init__(self, stream_id: _Optional[str] = ..., tenant: _Optional[str] = ..., owner_epoch: _Optional[int] = ...) -> None: ...
+
+class Adopted(_message.Message):
+    __slots__ = ("prompt_id", "prompt", "num_sent")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    NUM_SENT_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    prompt: PromptState
+    num_sent: int
+    def __init__(self, prompt_id: _Optional[str] = ..., prompt: _Optional[_Union[PromptState, _Mapping]] = ..., num_sent: _Optional[int] = ...) -> None: ...
 
 class MeasureLink(_message.Message):
     __slots__ = ("peer_id", "epoch", "endpoints", "num_bytes")
@@ -665,7 +703,7 @@ class Failed(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandMessage(_message.Message):
-    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link", "image_piece", "set_role", "more")
+    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link", "image_piece", "set_role", "adopt", "more")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -675,6 +713,7 @@ class CommandMessage(_message.Message):
     MEASURE_LINK_FIELD_NUMBER: _ClassVar[int]
     IMAGE_PIECE_FIELD_NUMBER: _ClassVar[int]
     SET_ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     open: OpenSession
     reserve: Reserve
@@ -685,11 +724,12 @@ class CommandMessage(_message.Message):
     measure_link: MeasureLink
     image_piece: bytes
     set_role: SetRole
+    adopt: Adopt
     more: _containers.RepeatedCompositeFieldContainer[CommandMessage]
-    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., image_piece: _Optional[bytes] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., more: _Optional[_Iterable[_Union[CommandMessage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., image_piece: _Optional[bytes] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., more: _Optional[_Iterable[_Union[CommandMessage, _Mapping]]] = ...) -> None: ...
 
 class EventMessage(_message.Message):
-    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled", "table_read", "role_held", "more")
+    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled", "table_read", "role_held", "adopted", "more")
     SESSION_OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -701,6 +741,7 @@ class EventMessage(_message.Message):
     POOLED_FIELD_NUMBER: _ClassVar[int]
     TABLE_READ_FIELD_NUMBER: _ClassVar[int]
     ROLE_HELD_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     session_open: SessionOpen
     reserved: Reserved
@@ -713,5 +754,6 @@ class EventMessage(_message.Message):
     pooled: Pooled
     table_read: TableRead
     role_held: RoleHeld
+    adopted: Adopted
     more: _containers.RepeatedCompositeFieldContainer[EventMessage]
-    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., table_read: _Optional[_Union[TableRead, _Mapping]] = ..., role_held: _Optional[_Union[RoleHeld, _Mapping]] = ..., more: _Optional[_Iterable[_Union[EventMessage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., table_read: _Optional[_Union[TableRead, _Mapping]] = ..., role_held: _Optional[_Union[RoleHeld, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., more: _Optional[_Iterable[_Union[EventMessage, _Mapping]]] = ...) -> None: ...

@@ -23,7 +23,17 @@ from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
 from wire.load import LinkStatus, LoadSnapshot
 from wire.plain_message import PlainMessage
-from wire.types import FinishReason, KvEndpoint, PromptImage, PromptState, Role, StageTimes, Ticket, TokenOutput
+from wire.types import (
+    FinishReason,
+    KvEndpoint,
+    PromptImage,
+    PromptState,
+    ResumableStream,
+    Role,
+    StageTimes,
+    Ticket,
+    TokenOutput,
+)
 
 E = TypeVar("E", bound=StrEnum)
 MAX_DESCRIPTION_BYTES = 16 * 2**20
@@ -33,6 +43,7 @@ TIMES = PlainMessage(StageTimes, pb.StageTimes)
 _DESCRIPTION = PlainMessage(InstanceDescription, pb.InstanceDescription)
 _IMAGE = PlainMessage(PromptImage, pb.PromptImage, not_sent=("data",))
 _PROMPT = PlainMessage(PromptState, pb.PromptState, not_sent=("traceparent",))
+_STREAM = PlainMessage(ResumableStream, pb.ResumableStream)
 _TENSOR = PlainMessage(KvTensor, pb.KvTensor)
 _TICKET = PlainMessage(Ticket, pb.Ticket)
 
@@ -52,6 +63,7 @@ def prompt_to_pb(state: PromptState, *, announces_files: bool = False) -> pb.Pro
             _IMAGE.to_pb(image, grid=image.grid, data_bytes=len(image.data) if announces_files else 0)
             for image in state.images
         ],
+        stream=None if state.stream is None else _STREAM.to_pb(state.stream),
     )
 
 
@@ -64,6 +76,7 @@ def prompt_from_pb(message: pb.PromptState) -> PromptState:
         beams=tuple(map(beam_from_pb, message.beams)),
         pooling=POOLING.from_pb(message.pooling) if message.HasField("pooling") else None,
         images=tuple(map(_image_from_pb, message.images)),
+        stream=_STREAM.from_pb(message.stream) if message.HasField("stream") else None,
     )
     check_prompt(state)
     return state

@@ -18,6 +18,8 @@ from wire.convert import (
 from wire.convert_params import prompt_logprobs_from_pb, prompt_logprobs_to_pb
 from wire.errors import InternalError, InvalidRequest
 from wire.messages import (
+    Adopt,
+    Adopted,
     Cancel,
     Command,
     Event,
@@ -43,14 +45,18 @@ from wire.messages import (
     Step,
     TableRead,
 )
+from wire.plain_message import PlainMessage
+
+_ADOPT = PlainMessage(Adopt, pb.Adopt)
+_CANCEL = PlainMessage(Cancel, pb.Cancel)
+_HELLO = PlainMessage(OpenSession, pb.OpenSession)
 
 
 def command_to_pb(command: Command) -> pb.CommandMessage:
     """Convert a command."""
     match command:
         case OpenSession():
-            message = pb.OpenSession(scheduler_id=command.scheduler_id, epoch=command.epoch, lease_s=command.lease_s)
-            return pb.CommandMessage(open=message)
+            return pb.CommandMessage(open=_HELLO.to_pb(command))
         case Reserve():
             return pb.CommandMessage(reserve=pb.Reserve(prompt=prompt_to_pb(command.prompt)))
         case Prefill():
@@ -61,8 +67,9 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
         case Generate():
             return pb.CommandMessage(generate=pb.Generate(prompt=prompt_to_pb(command.prompt, announces_files=True)))
         case Cancel():
-            cancel = pb.Cancel(prompt_id=command.prompt_id, sequence=command.sequence, reason=command.reason)
-            return pb.CommandMessage(cancel=cancel)
+            return pb.CommandMessage(cancel=_CANCEL.to_pb(command))
+        case Adopt():
+            return pb.CommandMessage(adopt=_ADOPT.to_pb(command))
         case MeasureLink():
             measure = pb.MeasureLink(peer_id=command.peer_id, epoch=command.epoch, num_bytes=command.num_bytes)
             measure.endpoints.extend(ENDPOINT.to_pb(endpoint) for endpoint in command.endpoints)
@@ -79,7 +86,7 @@ def command_from_pb(message: pb.CommandMessage) -> Command:
     """Convert a command. Raises InvalidRequest for an invalid or unknown one."""
     match message.WhichOneof("command"):
         case "open":
-            return OpenSession(message.open.scheduler_id, message.open.epoch, message.open.lease_s)
+            return _HELLO.from_pb(message.open)
         case "reserve":
             return Reserve(prompt_from_pb(message.reserve.prompt))
         case "prefill":
@@ -87,8 +94,9 @@ def command_from_pb(message: pb.CommandMessage) -> Command:
         case "generate":
             return Generate(prompt_from_pb(message.generate.prompt))
         case "cancel":
-            cancel = message.cancel
-            return Cancel(cancel.prompt_id, cancel.sequence if cancel.HasField("sequence") else None, cancel.reason)
+            return _CANCEL.from_pb(message.cancel)
+        case "adopt":
+            return _ADOPT.from_pb(message.adopt)
         case "measure_link":
             measure = message.measure_link
             endpoints = tuple(ENDPOINT.from_pb(endpoint) for endpoint in measure.endpoints)
@@ -121,6 +129,9 @@ def event_to_pb(event: Event) -> pb.EventMessage:
             step.times.extend(pb.PromptTimes(prompt_id=p, times=TIMES.to_pb(t)) for p, t in event.times)
             step.prompt_logprobs.extend(prompt_logprobs_to_pb(part) for part in event.prompt_logprobs)
             return pb.EventMessage(step=step)
+        case Adopted():
+            adopted = pb.Adopted(prompt_id=event.prompt_id, prompt=prompt_to_pb(event.prompt), num_sent=event.num_sent)
+            return pb.EventMessage(adopted=adopted)
         case HandedOff():
             handed = pb.HandedOff(prompt_id=event.prompt_id, times=TIMES.to_pb(event.times))
             return pb.EventMessage(handed_off=handed)
@@ -167,6 +178,9 @@ def event_from_pb(message: pb.EventMessage) -> Event:
                 tuple((entry.prompt_id, TIMES.from_pb(entry.times)) for entry in step.times),
                 tuple(map(prompt_logprobs_from_pb, step.prompt_logprobs)),
             )
+        case "adopted":
+            adoption = message.adopted
+            return Adopted(adoption.prompt_id, prompt_from_pb(adoption.prompt), adoption.num_sent)
         case "handed_off":
             return HandedOff(message.handed_off.prompt_id, TIMES.from_pb(message.handed_off.times))
         case "pooled":

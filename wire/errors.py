@@ -7,6 +7,8 @@ PdserveError
 │   ├── NeverFits           more KV than the whole pool can hold      400
 │   └── NotInstalled        this server lacks a needed package        501  UNIMPLEMENTED
 ├── UnknownModel            no such model is served                   404  NOT_FOUND
+├── UnknownStream           no such stream can be resumed             404  NOT_FOUND
+├── StreamMoved             another scheduler owns the stream now     409  ABORTED
 ├── Overloaded              the queue is full; come back later        429  RESOURCE_EXHAUSTED
 ├── NoCapacity              no free blocks now; the caller may wait   503  RESOURCE_EXHAUSTED
 ├── Unavailable             nothing can serve this now                503  UNAVAILABLE
@@ -55,6 +57,14 @@ class NotInstalled(InvalidRequest):
 
 class UnknownModel(PdserveError):
     """No such model is served here."""
+
+
+class UnknownStream(PdserveError):
+    """No instance keeps a stream with this id for this API key."""
+
+
+class StreamMoved(PdserveError):
+    """Another scheduler owns the stream now: this one must not continue it."""
 
 
 class Overloaded(PdserveError):
@@ -131,6 +141,8 @@ _APPEARANCE: dict[type[PdserveError], Appearance] = {
     InvalidRequest: Appearance("INVALID_ARGUMENT", 400, "invalid_request_error"),
     NotInstalled: Appearance("UNIMPLEMENTED", 501, "not_implemented_error"),
     UnknownModel: Appearance("NOT_FOUND", 404, "not_found_error"),
+    UnknownStream: Appearance("NOT_FOUND", 404, "not_found_error"),
+    StreamMoved: Appearance("ABORTED", 409, "conflict_error"),
     Overloaded: Appearance("RESOURCE_EXHAUSTED", 429, "rate_limit_error"),
     NoCapacity: Appearance("RESOURCE_EXHAUSTED", 503, "service_unavailable_error"),
     Unavailable: Appearance("UNAVAILABLE", 503, "service_unavailable_error"),
@@ -155,9 +167,9 @@ def appearance(error: BaseException) -> Appearance:
 _BY_NAME: dict[str, type[PdserveError]] = {
     cls.__name__: cls
     for cls in (
-        InvalidRequest, PromptTooLong, InvalidGrammar, NeverFits, NotInstalled, UnknownModel, Overloaded, NoCapacity,
-        Unavailable, InstanceLost, Loading, Draining, HandoffFailed, OutputDiffers, DeadlineExceeded, Cancelled,
-        Incompatible, ConfigError, InternalError,
+        InvalidRequest, PromptTooLong, InvalidGrammar, NeverFits, NotInstalled, UnknownModel, UnknownStream,
+        StreamMoved, Overloaded, NoCapacity, Unavailable, InstanceLost, Loading, Draining, HandoffFailed, OutputDiffers,
+        DeadlineExceeded, Cancelled, Incompatible, ConfigError, InternalError,
     )
 }  # fmt: skip
 

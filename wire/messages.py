@@ -12,6 +12,7 @@
        |                                             | or PrefillBegun(references), later HandedOff
        | -- FetchAndGenerate(references) --------> D | <- Step
        | -- Cancel ------------------------------> P, D
+       | -- Adopt ------------------------------> D | <- Adopted, then Step (its tokens so far) | Refused
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
        | -- SetRole -----------------------------> |  <- RoleHeld, also after SessionOpen and others' changes
@@ -36,11 +37,13 @@ class OpenSession:
     """First message of a session.
 
     An older session of the same scheduler ends with all its work. An instance has one session with each scheduler.
+    Streams that it loses run on for `orphan_s`, and may be adopted until then (wire/kept_stream.py).
     """
 
     scheduler_id: str
     epoch: int
     lease_s: float
+    orphan_s: float = 0.0
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -88,11 +91,29 @@ class FetchAndGenerate:
 
 @cheap_dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a prompt, or one of its sequences. `ticketed` blocks and held KV are released."""
+    """End a prompt, or one of its sequences. `ticketed` blocks and held KV are released.
+
+    Of a stream it needs the current `owner_epoch`; the end of the whole prompt releases the tokens kept of it.
+    """
 
     prompt_id: str
     sequence: int | None = None
     reason: str = "cancelled"
+    owner_epoch: int = 0
+
+
+@cheap_dataclass(frozen=True, slots=True)
+class Adopt:
+    """Own a stream from now on, also one that another session owns; it is committed here, or computed here.
+
+    Answered by Adopted and a Step with the tokens that the instance has generated, or by Refused with UnknownStream,
+    also for another `tenant`. With `owner_epoch` only a stream of that epoch is adopted, else StreamMoved is the error.
+    The owner before gets Failed with StreamMoved.
+    """
+
+    stream_id: str
+    tenant: str
+    owner_epoch: int | None = None
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -205,6 +226,18 @@ class Step:
 
 
 @cheap_dataclass(frozen=True, slots=True)
+class Adopted:
+    """Answer to Adopt, with the id of the stream as `prompt_id`: the prompt as it came here, under the new epoch.
+
+    Of the tokens that follow, the first `num_sent` were sent to earlier owners, who have counted them.
+    """
+
+    prompt_id: str
+    prompt: PromptState
+    num_sent: int = 0
+
+
+@cheap_dataclass(frozen=True, slots=True)
 class HandedOff:
     """From P: the receiver acknowledged the KV and P released its blocks."""
 
@@ -262,7 +295,7 @@ class TableRead:
 
 PromptCommand = Reserve | Prefill | Generate | PrefillAndHold | FetchAndGenerate
 """Every command with a `prompt`; each is checked before it is sent, and refused without closing the session."""
-Command = OpenSession | PromptCommand | Cancel | MeasureLink | SetRole | Heartbeat
-Answer = Reserved | PrefillHeld | PrefillBegun | Refused | HandedOff | Pooled | Failed
+Command = OpenSession | PromptCommand | Cancel | Adopt | MeasureLink | SetRole | Heartbeat
+Answer = Reserved | Adopted | PrefillHeld | PrefillBegun | Refused | HandedOff | Pooled | Failed
 """Every event about one prompt, except Step."""
 Event = SessionOpen | Step | Answer | LinkMeasured | RoleHeld | TableRead | Heartbeat

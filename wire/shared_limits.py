@@ -4,6 +4,8 @@ SLOW_TURNS = 4.0
 MAX_S = 120.0
 MAX_SCHEDULERS = 16
 """The limit for one cluster: an instance has a session with each scheduler."""
+MAX_ORPHAN_S = 3600.0
+"""The longest time for which a stream may be kept without an owner."""
 
 
 def progress_limit(slowest_turn_s: float, *, least_s: float) -> float:

@@ -237,6 +237,20 @@ class WorkerChat:
 
 
 @cheap_dataclass(frozen=True, slots=True)
+class ResumableStream:
+    """What another scheduler needs to continue a prompt's answer; the instance that decodes the prompt keeps it.
+
+    `stream_id` is 32 hex digits, random, and made by a scheduler. `tenant` is the owner of the API key that may resume
+    it. `request` is the HTTP request, opaque to instances. `owner_epoch` is raised by each retry and each adoption.
+    """
+
+    stream_id: str
+    tenant: str
+    request: bytes = field(repr=False)
+    owner_epoch: int = 0
+
+
+@cheap_dataclass(frozen=True, slots=True)
 class PromptState:
     """A prompt and its sequences so far: all that an instance needs to admit it.
 
@@ -246,6 +260,7 @@ class PromptState:
     `cache_salt` never share cached KV. `images` ascend and do not overlap. `traceparent` and `chat` go to workers of
     other engines only; `chat` is what they get in place of the ids. `gap_limit_s` is the longest gap that computing
     other prompts may cause between its tokens; 0: the instance's own limit.
+    With `stream` it outlives its scheduler's session and may be adopted; it has one sequence, and no commit carries it.
     """
 
     prompt_id: str
@@ -261,6 +276,7 @@ class PromptState:
     images: tuple[PromptImage, ...] = ()
     chat: WorkerChat | None = None
     gap_limit_s: float = 0.0
+    stream: ResumableStream | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Half:
     events: list[Event] = field(default_factory=list)
     tokens: list[TokenOutput] = field(default_factory=list)
     posted: deque[Callable[[Engine], None]] = field(default_factory=deque)
+    ended: bool = False
 
     def __post_init__(self) -> None:
         self.worker = DecodeWorker(self.core, self.post, self.post, lambda: 0.0)
@@ -325,6 +326,8 @@ def test_a_prompt_larger_than_the_pool_is_refused_by_name() -> None:
 
 def test_of_two_schedulers_at_a_full_pool_the_refused_one_is_next() -> None:
     class Other:
+        ended = False
+
         def __init__(self) -> None:
             self.events: list[Event] = []
 

@@ -62,6 +62,8 @@ def test_the_load_has_every_counter_of_the_hand_off() -> None:
 class Asker(queue.SimpleQueue[LinkMeasured]):
     """A session that sends MeasureLink, and its answers."""
 
+    ended = False
+
     def emit(self, event: Event) -> None:
         assert isinstance(event, LinkMeasured)
         self.put(event)

@@ -29,6 +29,7 @@ class Both:
     posted: deque[Callable[[Engine], None]] = field(default_factory=deque)
     on_load: Callable[[], object] = lambda: None
     on_emit: Callable[[Event], object] = lambda _: None
+    ended: bool = False
 
     def __post_init__(self) -> None:
         self.workers = Workers(self.core, self.posted.append, self.load, lambda: 0.0)

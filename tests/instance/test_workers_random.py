@@ -1,7 +1,8 @@
 """Both halves of a prefill and a decode instance under random orders of all events of a hand-off.
 
-Two sessions share each instance. Whatever the order, each accepted prompt finishes once on its instance, no event of it
-follows or reaches the other session, and at the end no block, ticket or other state of it is left.
+Two sessions share each instance; they end, with or without their streams, and the next ones adopt those. Whatever the
+order, each accepted prompt finishes once on its instance, no event of it follows or reaches the other session, and at
+the end no block, ticket or other state of it is left.
 """
 
 from dataclasses import replace
@@ -13,7 +14,7 @@ from tests.examples import examples
 from tests.instance.two_halves import CONFIG, Link, Side
 from wire.errors import PdserveError
 from wire.messages import Cancel
-from wire.types import PromptState, SamplingParams
+from wire.types import PromptState, ResumableStream, SamplingParams
 
 MAX_TURNS = 200
 
@@ -75,14 +76,13 @@ class HandOffs(RuleBasedStateMachine):
     def step_with_a_cancel_before_it_is_reported(self, side: str, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.states)))
         half = self._side(side)
-        half.step(lambda: half.workers.cancel(half.owner(name), Cancel(name)))
+        half.step(lambda: half.cancel(name))
 
     @precondition(lambda self: self.states)
     @rule(side=SIDES, data=st.data(), sequence=st.sampled_from([None, None, 0, 1]))
     def cancel(self, side: str, data: st.DataObject, sequence: int | None) -> None:
         name = data.draw(st.sampled_from(sorted(self.states)))
-        half = self._side(side)
-        half.workers.cancel(half.owner(name), Cancel(name, sequence))
+        self._side(side).cancel(name, sequence)
 
     @precondition(lambda self: self.link.commits)
     @rule(data=st.data())
@@ -121,14 +121,25 @@ class HandOffs(RuleBasedStateMachine):
         self.link.breaks_at_begin |= at_begin
         self.link.breaks_at_commit |= not at_begin
 
-    @rule(side=SIDES, number=st.integers(0, 1))
-    def a_session_ends(self, side: str, number: int) -> None:
+    @rule(side=SIDES, number=st.integers(0, 1), keep_streams=st.booleans())
+    def a_session_ends(self, side: str, number: int, keep_streams: bool) -> None:
         half = self._side(side)
         its = {name for name in self.on[side] if half.owners[number].owns(name)}
-        half.end_session(number)
+        half.end_session(number, keep_streams=keep_streams)
         half.silent |= its
         if side == "d":
             half.tickets = {name: ticket for name, ticket in half.tickets.items() if name not in its}
+
+    @precondition(lambda self: self.states)
+    @rule(side=SIDES, data=st.data())
+    def a_stream_is_adopted(self, side: str, data: st.DataObject) -> None:
+        state = self.states[data.draw(st.sampled_from(sorted(self.states)))]
+        if state.stream is not None:
+            self._side(side).adopt(state.prompt_id, state.stream.stream_id)
+
+    @rule(side=SIDES)
+    def orphans_end(self, side: str) -> None:
+        self._side(side).end_orphans()
 
     @precondition(lambda self: self.states)
     @rule(side=SIDES, data=st.data())
@@ -174,7 +185,18 @@ class HandOffs(RuleBasedStateMachine):
             self.link.p.step()
             self.link.d.step()
             if not self._is_busy():
-                return
+                break
+        else:
+            self._fail_as_busy()
+        for side in (self.link.p, self.link.d):
+            side.end_orphans()
+            for name in self.states:
+                if not any(key[0] == name for key in side.finished):
+                    continue
+                side.cancel(name)
+            side.run_posts()
+
+    def _fail_as_busy(self) -> None:
         loads = [side.core.load() for side in (self.link.p, self.link.d)]
         raise AssertionError(
             f"work is left after {MAX_TURNS} turns: {loads}, {self.link.open_tickets}, {self.link.sending}"
@@ -216,7 +238,8 @@ class HandOffs(RuleBasedStateMachine):
         params = SamplingParams(max_tokens, n=n, seed=length, stop_token_ids=(0, 1, 2), temperature=1.0)
         begin = 0 if same_prompt else length
         ids = tuple((begin * 13 + i * 5) % 60 for i in range(length))
-        self.states[name] = PromptState(name, name, ids, params)
+        stream = ResumableStream(f"{len(self.states):032x}", "", b"") if n == 1 else None
+        self.states[name] = PromptState(name, name, ids, params, stream=stream)
         return self.states[name]
 
 

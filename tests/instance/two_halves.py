@@ -11,8 +11,8 @@ from kvtransfer.interface import SendStats
 from testing.engine.fake_model import FakeConfig, FakeModel
 from wire.errors import HandoffFailed, PdserveError
 from wire.load import LinkStatus, LoadSnapshot
-from wire.messages import Event, Failed, HandedOff, Refused, Reserved, Step
-from wire.types import KvEndpoint, Ticket
+from wire.messages import Adopt, Adopted, Cancel, Event, Failed, HandedOff, Refused, Reserved, Step
+from wire.types import KvEndpoint, PromptState, Ticket
 
 CONFIG = FakeConfig(salt=3, num_layers=1, block_size=16, num_blocks=14, vocab_size=60, max_model_len=160)
 STATS = SendStats("tcp", 1, 0.0, 0)
@@ -64,28 +64,53 @@ class Side:
         self.finished: list[tuple[str, int]] = []
         self.silent: set[str] = set()
         self.owners = [Owner(self, 0), Owner(self, 1)]
+        self.orphans: list[Owner] = []  # ended, and their streams may be adopted
+        self.epochs: dict[str, int] = {}  # of adopted streams
         self.wrong: list[str] = []  # noted, not raised: the halves handle what their listener raises
 
     def owner(self, prompt_id: str) -> Owner:
         """Return the prompt's owner."""
         return self.owners[int(prompt_id[1:]) % 2]
 
-    def end_session(self, number: int) -> None:
+    def end_session(self, number: int, *, keep_streams: bool = False) -> None:
         """End one of the sessions, and open the next of this scheduler."""
         owner = self.owners[number]
         owner.ended = True
-        self.workers.cancel_all(owner, "the session is over")
+        self.workers.cancel_all(owner, "the session is over", keep_streams=keep_streams)
         self.owners[number] = Owner(self, number)
+        self.orphans += [owner] if keep_streams else []
+
+    def end_orphans(self) -> None:
+        """End the streams that no session has adopted."""
+        while self.orphans:
+            self.workers.cancel_all(self.orphans.pop(), "nobody has adopted it")
+
+    def cancel(self, prompt_id: str, sequence: int | None = None) -> None:
+        """Cancel a prompt or a sequence; the end of a whole stream has no event."""
+        running = self.workers.decode._running.get(prompt_id)
+        owner = self.owner(prompt_id)
+        if sequence is None and running is not None and running.owner is owner and running.kept is not None:
+            self.silent.add(prompt_id)
+        command = Cancel(prompt_id, sequence, owner_epoch=self.epochs.get(prompt_id, 0))
+        self.workers.cancel(owner, command)
+
+    def adopt(self, prompt_id: str, stream_id: str) -> None:
+        """Adopt a stream for the session that owns this prompt; it gets the tokens again."""
+        self.workers.adopt(self.owner(prompt_id), Adopt(stream_id, ""))
 
     def receive(self, owner: Owner, event: Event) -> None:
         """Record the event; no event may follow for a prompt that has ended, or whose session has."""
         if not all(map(owner.owns, _prompts_of(event))):
             self.wrong.append(f"to another session: {event}")
+        if isinstance(event, Adopted):
+            self._begin_again(event.prompt)
         if _prompts_of(event) & (self.silent | {*self.failed, *self.ended}):
             self.wrong.append(f"after its end: {event}")
         match event:
             case Reserved(prompt_id=prompt_id, ticket=ticket):
                 self.tickets[prompt_id] = ticket
+            case Failed(error="StreamMoved") | Refused(error="UnknownStream"):
+                pass
             case Failed(prompt_id=prompt_id) | Refused(prompt_id=prompt_id):
                 self.failed.append(prompt_id)
             case HandedOff(prompt_id=prompt_id):
@@ -96,6 +121,12 @@ class Side:
                         self.wrong.append(f"after its sequence's end: {token}")
                     if token.finish is not None:
                         self.finished.append((token.prompt_id, token.sequence))
+
+    def _begin_again(self, state: PromptState) -> None:
+        assert state.stream is not None
+        self.epochs[state.prompt_id] = state.stream.owner_epoch
+        self.silent.discard(state.prompt_id)
+        self.finished = [one for one in self.finished if one[0] != state.prompt_id]
 
     def run_posts(self) -> None:
         """Run the calls posted to the engine's thread."""
@@ -223,4 +254,6 @@ class SendingEnd:
 def _prompts_of(event: Event) -> set[str]:
     if isinstance(event, Step):
         return {token.prompt_id for token in event.tokens} | {prompt_id for prompt_id, _ in event.times}
+    if isinstance(event, Refused) and event.error == "UnknownStream":
+        return set()
     return {event.prompt_id} if isinstance(event, Reserved | Failed | Refused | HandedOff) else set()

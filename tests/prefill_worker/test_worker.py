@@ -66,6 +66,7 @@ class Half:
     tokens: list[TokenOutput] = field(default_factory=list)
     posted: deque[Callable[[Engine], None]] = field(default_factory=deque)
     sender: ScriptedSender = field(default_factory=ScriptedSender)
+    ended: bool = False
 
     def __post_init__(self) -> None:
         self.worker = PrefillWorker(self.core, self.posted.append, self.posted.append, lambda: 0.0)

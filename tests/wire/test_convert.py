@@ -26,6 +26,8 @@ from wire.errors import InvalidRequest
 from wire.kv_layout import KvTensor
 from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import (
+    Adopt,
+    Adopted,
     Cancel,
     Command,
     Event,
@@ -61,6 +63,7 @@ from wire.types import (
     PromptLogprobs,
     PromptState,
     RepetitionDetection,
+    ResumableStream,
     Role,
     SamplingParams,
     StageTimes,
@@ -93,16 +96,23 @@ PROMPT = PromptState("r/0", "r", (1, 2, 3), PARAMS, ((4,), (5, 6), (7,)), probe=
 SEARCHED = PromptState("r/1", "r", (1, 2), SEARCH, beams=BEAMS)
 IMAGES = (PromptImage(0, 4, b"a" * 32, (1, 2, 2), b"GIF"), PromptImage(5, 2, b"b" * 32, (1, 1, 2), b"123", "float16"))
 SEEN = PromptState("r/3", "r", (9, 9, 9, 9, 1, 9, 9), SamplingParams(max_tokens=1), images=IMAGES)
+RESUMABLE = PromptState(
+    "r/4", "r", (1,), SamplingParams(max_tokens=1), stream=ResumableStream("5" * 32, "key-1", b"\0POST", 3)
+)
 
 COMMANDS: list[Command] = [
-    OpenSession("s", 5, 10.0),
+    OpenSession("s", 5, 10.0, 2.5),
     Reserve(PROMPT),
     Reserve(SEARCHED),
     Prefill(PROMPT, TICKET),
     Generate(PROMPT),
     Generate(SEEN),
+    Generate(RESUMABLE),
     Cancel("r/0", 1, "client gone"),
     Cancel("r/0"),
+    Cancel("r/0", owner_epoch=2),
+    Adopt("5" * 32, "key-1"),
+    Adopt("5" * 32, "", 0),
     MeasureLink("d", 2**62, ENDPOINTS, 1 << 28),
     SetRole(Role.COMBINED, 2**62),
     Heartbeat(),
@@ -110,6 +120,7 @@ COMMANDS: list[Command] = [
 EVENTS: list[Event] = [
     SessionOpen("i", 7, LOAD),
     Reserved("r/0", TICKET, 0.001),
+    Adopted("5" * 32, RESUMABLE, 7),
     Refused("r/0", "NoCapacity", "full", LOAD),
     Refused("r/0", "NeverFits", "too big", param="prompt"),
     Step(
@@ -360,6 +371,24 @@ def test_an_image_grid_of_two_numbers_is_refused() -> None:
 def test_pooling_of_images_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="pooling of a prompt with images"):
         read_prompt(describe_prompt(replace(SEEN, pooling=Pooling())))
+
+
+@pytest.mark.parametrize(
+    ("stream", "changes", "error"),
+    [
+        ({"stream_id": "5" * 31}, {}, "32 hex digits"),
+        ({"stream_id": "G" * 32}, {}, "32 hex digits"),
+        ({"tenant": "t" * 129}, {}, "at most 128"),
+        ({"request": b"r" * (2**20 + 1)}, {}, "at most 1048576"),
+        ({}, {"params": SamplingParams(max_tokens=1, n=2)}, "one sequence"),
+        ({}, {"pooling": Pooling()}, "one sequence"),
+        ({}, {"token_ids": SEEN.token_ids, "images": IMAGES}, "a prompt of text"),
+    ],
+)
+def test_a_stream_that_cannot_be_kept_is_refused(stream: Any, changes: Any, error: str) -> None:
+    assert RESUMABLE.stream is not None
+    with pytest.raises(InvalidRequest, match=error):
+        check_prompt(replace(RESUMABLE, stream=replace(RESUMABLE.stream, **stream), **changes))
 
 
 def test_an_unknown_early_stopping_value_is_refused() -> None:

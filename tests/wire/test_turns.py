@@ -9,6 +9,7 @@ from wire.turns import TURN_S, Turns
 @dataclass(frozen=True)
 class Owner:
     name: str
+    ended: bool = False
 
     def emit(self, event: Event) -> None:
         """Not used here."""
