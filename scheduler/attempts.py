@@ -4,6 +4,7 @@ import asyncio
 import math
 
 from scheduler.admission import Admission
+from scheduler.adoption import Adoption
 from scheduler.finished_requests import FinishedRequests
 from scheduler.grants import Grant, Placer
 from scheduler.limits import ControlLimits
@@ -16,6 +17,7 @@ from scheduler.prompt_run import PromptRun
 from scheduler.readiness import Readiness
 from scheduler.request import PromptDone
 from scheduler.retry_budget import Retry, RetryBudget
+from scheduler.stream_finder import StreamFinder
 from scheduler.workers.connectors import AT_ONCE, PREFILL_FIRST
 from telemetry.logs import EventLogger
 from wire.errors import (
@@ -40,7 +42,7 @@ class Attempts:
 
     def __init__(
         self, limits: ControlLimits, placer: Placer, admission: Admission, readiness: Readiness, retries: RetryBudget,
-        ledger: FinishedRequests,
+        ledger: FinishedRequests, finder: StreamFinder,
     ) -> None:  # fmt: skip
         self._limits = limits
         self._placer = placer
@@ -48,9 +50,10 @@ class Attempts:
         self._readiness = readiness
         self._retries = retries
         self._ledger = ledger
+        self._finder = finder
 
-    async def serve(self, prompt: PromptRun) -> PromptDone:
-        """Run one queued prompt to its end. Raises the error that failed it.
+    async def serve(self, prompt: PromptRun, adoption: Adoption | None = None) -> PromptDone:
+        """Run one queued prompt, or one that was adopted, to its end. Raises the error that failed it.
 
         A new attempt continues from the tokens already sent. Only failures count as attempts: an instance that turns
         out to have no room is tried again after its next load, until the prompt's deadline; after the first token,
@@ -59,7 +62,7 @@ class Attempts:
         failure: PdserveError | None = None
         num_failures, num_tokens, stalls_at = 0, 0, math.inf
         with self._retries.retry() as retry:
-            grant = await self._wait_for_grant(prompt, None)
+            grant = await self._wait_for_grant(prompt, None) if adoption is None else Grant.of_adopted(adoption)
             clock = asyncio.get_running_loop().time
             while True:
                 began = clock()
@@ -79,6 +82,9 @@ class Attempts:
                     if clock() >= min(stalls_at, prompt.deadline):
                         raise prompt.deadline_error() from error
                 except RETRYABLE as error:
+                    if isinstance(error, InstanceLost) and (found := await self._finder.reclaim(prompt)) is not None:
+                        grant = Grant.of_adopted(found)
+                        continue
                     if grant.plan.pair not in prompt.avoid:  # else this prompt has failed there before
                         self._readiness.note_failure(grant.plan)
                     num_failures += 1
@@ -107,7 +113,8 @@ class Attempts:
             await PoolingPath(grant.decode, on_output=pair_used).run(prompt)
         elif grant.prefill is None:
             is_whole = grant.decode.role is Role.COMBINED  # else no decode instance was reached
-            await LocalPath(grant.decode, on_output=pair_used if is_whole else succeeded).run(prompt)
+            on_output = pair_used if is_whole else succeeded
+            await LocalPath(grant.decode, on_output=on_output, adoption=grant.adoption).run(prompt)
         elif grant.plan.path in (PREFILL_FIRST, AT_ONCE):
             await PrefillFirstPath(prompt, grant.prefill, grant.decode, on_output=pair_used).run()
         else:

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 
 from scheduler.admission import Admission
+from scheduler.adoption import Adoption
 from scheduler.attempts import Attempts
 from scheduler.finished_requests import FinishedRequests
 from scheduler.grants import Placer
@@ -25,8 +26,9 @@ from scheduler.request import GenerationRequest, TokenSink
 from scheduler.request_check import check_request
 from scheduler.request_class import UNCLASSED, RequestClass
 from scheduler.retry_budget import RetryBudget
+from scheduler.stream_finder import StreamFinder
 from telemetry.logs import EventLogger
-from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, Unavailable
+from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, StreamMoved, Unavailable
 
 _log = EventLogger("dispatch")
 
@@ -40,7 +42,9 @@ class Dispatch:
         self.admission = Admission(limits, self.placer)
         self.retries = RetryBudget(limits, lambda: self.ledger.inflight, lambda: not self.admission.num_waiting)
         self._registry = registry
-        self._attempts = Attempts(limits, self.placer, self.admission, readiness, self.retries, self.ledger)
+        finder = StreamFinder(registry, limits)
+        self.adopt = finder.adopt
+        self._attempts = Attempts(limits, self.placer, self.admission, readiness, self.retries, self.ledger, finder)
         self._limits = limits
         self._ids = itertools.count()
         self._id_prefix = id_prefix
@@ -70,6 +74,17 @@ class Dispatch:
         self._check_can_start(request)
         prompts = [PromptRun(request, index, sink, self._new_id) for index in range(len(request.prompts))]
         await self._run_accepted(request, prompts, sink)
+
+    def check_keeps(self) -> None:
+        """Raise InvalidRequest if workers of other engines, which keep no streams, may get the request."""
+        if any(member.expected.is_worker for member in self._registry.members):
+            raise InvalidRequest("X-Pdserve-Keep-Stream: streams of vLLM workers are not kept")
+
+    async def resume(self, adoption: Adoption, request: GenerationRequest, sink: TokenSink) -> None:
+        """Run the request of an adopted stream from its first token on. Raises the error that failed it."""
+        if self._draining:
+            raise Draining("the scheduler is shutting down")
+        await self._run_accepted(request, [PromptRun(request, 0, sink, self._new_id)], sink, adoption)
 
     async def probe(self, request: GenerationRequest, plan: Plan, sink: TokenSink) -> None:
         """Run a one-prompt request on exactly this plan, bypassing queue and ledger. Raises the error that ended it."""
@@ -107,14 +122,22 @@ class Dispatch:
             self.ledger.reject(error)
             raise
 
-    async def _run_accepted(self, request: GenerationRequest, prompts: list[PromptRun], sink: TokenSink) -> None:
+    async def _run_accepted(
+        self, request: GenerationRequest, prompts: list[PromptRun], sink: TokenSink, adoption: Adoption | None = None
+    ) -> None:
         """Run an accepted request; count it and its outcome, which nothing else does. `close` ends it with Draining."""
         self.ledger.received += 1
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
         try:
-            await self._serve_all(prompts, sink)
+            if adoption is None:
+                await self._serve_all(prompts, sink)
+            else:
+                await self._serve(prompts[0], sink, adoption)
+        except StreamMoved:
+            self.ledger.cancelled += 1
+            raise
         except Exception as error:  # noqa: BLE001 - the outermost frame of a request
             self.ledger.failed += 1
             raise _reason(error, request) from None
@@ -144,9 +167,9 @@ class Dispatch:
             for prompt in prompts:
                 self.admission.leave(prompt.queue_entry)
 
-    async def _serve(self, prompt: PromptRun, sink: TokenSink) -> None:
+    async def _serve(self, prompt: PromptRun, sink: TokenSink, adoption: Adoption | None = None) -> None:
         try:
-            done = await self._attempts.serve(prompt)
+            done = await self._attempts.serve(prompt, adoption)
         finally:
             if prompt.output.started:
                 entry = prompt.queue_entry

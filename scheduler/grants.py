@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from scheduler.adoption import Adoption
 from scheduler.instances import Instance
 from scheduler.load.loads import InstanceLoad, PromptFacts
 from scheduler.load.path_costs import Expected, first_token_s
@@ -18,10 +19,22 @@ _WEIGHT = 1 / 16
 
 
 class Grant(AbstractContextManager["Grant"]):
-    """The right to start a prompt now on these instances. `prefill` is None on the local path; exiting releases it."""
+    """The right to start a prompt now on these instances. `prefill` is None on the local path; exiting releases it.
 
-    def __init__(self, prompt_id: str, plan: Plan, prefill: Instance | None, decode: Instance) -> None:
+    With an `adoption` the prompt runs there already, and the instance's load includes it.
+    """
+
+    @classmethod
+    def of_adopted(cls, adoption: Adoption) -> "Grant":
+        """Return the grant to continue a stream where it is."""
+        plan = Plan("adopted", None, adoption.instance.index, "it is decoded there")
+        return cls(adoption.prompt.prompt_id, plan, None, adoption.instance, adoption)
+
+    def __init__(
+        self, prompt_id: str, plan: Plan, prefill: Instance | None, decode: Instance, adoption: Adoption | None = None
+    ) -> None:
         self.plan = plan
+        self.adoption = adoption
         self.prefill = prefill
         self.decode = decode
         self._prompt_id = prompt_id

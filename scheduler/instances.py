@@ -24,7 +24,9 @@ from wire.description import InstanceDescription
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.load import LoadSnapshot
 from wire.messages import (
+    Adopted,
     Answer,
+    Cancel,
     Command,
     Event,
     Failed,
@@ -156,6 +158,11 @@ class Instance:
         """The factor by which starvation slows the instance down, by its own report; 1 or more."""
         return self._slowness.factor
 
+    @property
+    def orphan_s(self) -> float:
+        """How long it keeps a stream that no client reads."""
+        return self._limits.orphan_s
+
     def starved_s(self) -> float:
         """Return for how many seconds its machine did not let it run, according to its last message."""
         return self.load.starved_s
@@ -177,7 +184,8 @@ class Instance:
     def detach(self, on_instance: PromptOnInstance) -> None:
         """Route no more events to the owner; cancel the prompt on the instance unless it has ended."""
         on_instance.cancel()
-        del self._prompts[on_instance.prompt_id]
+        if self._prompts.get(on_instance.prompt_id) is on_instance:  # else the stream was adopted again, by this side
+            del self._prompts[on_instance.prompt_id]
 
     async def wait_idle(self, timeout_s: float) -> int:
         """Return 0 once no prompt is on the instance or in transit; after `timeout_s`, the number of those left."""
@@ -236,7 +244,11 @@ class Instance:
             case Refused(load=refused_load):
                 self._update(refused_load)
                 self._pass_to_prompt(event)
-            case Reserved() | PrefillHeld() | PrefillBegun() | HandedOff() | Pooled() | Failed():
+            case Adopted(prompt=prompt) if event.prompt_id not in self._prompts:  # too late: the client may ask again
+                epoch = 0 if prompt.stream is None else prompt.stream.owner_epoch
+                unwanted = Cancel(prompt.prompt_id, owner_epoch=epoch)
+                asyncio.get_running_loop().call_later(self.orphan_s, self.post, unwanted)
+            case Reserved() | Adopted() | PrefillHeld() | PrefillBegun() | HandedOff() | Pooled() | Failed():
                 self._pass_to_prompt(event)
             case LinkMeasured():
                 self.link_answers.deliver(event.peer_id, event)

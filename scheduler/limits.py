@@ -27,7 +27,8 @@ class ControlLimits:
     `num_tenants` is how many API keys share the queue (queue/room.py); 1 if there is none. While no instance of a role
     in `may_lack` is living, those of the other role serve prompts alone. `compare_paths`: a prompt may also stay on one
     instance, where that costs less than a hand-off (placement.py). `follow_load`: roles change with it
-    (role_policy.py). A request whose first token is expected after `ttft_limit_s` is refused; 0: no limit.
+    (role_policy.py). A request whose first token is expected after `ttft_limit_s` is refused; 0: no limit. Streams run
+    on for `orphan_s` after their session is lost.
     """
 
     max_queued_requests: int = 1000
@@ -67,4 +68,5 @@ class ControlLimits:
     compare_paths: bool = False
     follow_load: bool = False
     ttft_limit_s: float = 0.0
+    orphan_s: float = 0.0
     starved: Starved = starved_s

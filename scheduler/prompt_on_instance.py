@@ -48,13 +48,14 @@ class PromptOnInstance(AbstractContextManager["PromptOnInstance"]):
 
     `started`: the instance has sent a token. `ended`: it has reported, or implied, that it keeps nothing of the prompt.
     Its steps go to the `owner` directly. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one.
-    Unless it `generates`, it sends only the first tokens, and only the whole prompt can be cancelled.
+    Unless it `generates`, it sends only the first tokens, and only the whole prompt can be cancelled. `owner_epoch` is
+    that of a stream, under which it is cancelled.
     """
 
     def __init__(
         self, prompt_id: str, owner: PromptOwner, post: Callable[[Command], None],
         short_of_blocks: Callable[[], bool] = lambda: False, *, generates: bool = True,
-        close: Callable[["PromptOnInstance"], None] = lambda closed: None,
+        close: Callable[["PromptOnInstance"], None] = lambda closed: None, owner_epoch: int = 0,
     ) -> None:  # fmt: skip
         self.owner = owner
         self.short_of_blocks = short_of_blocks
@@ -62,8 +63,9 @@ class PromptOnInstance(AbstractContextManager["PromptOnInstance"]):
         self.on_start: Callable[[], None] = _nothing
         self.prompt_id = prompt_id
         self._post = post
-        self._generates = generates
+        self.generates = generates
         self._close = close
+        self._owner_epoch = owner_epoch
 
     def __exit__(self, *exc: object) -> None:
         """Close it."""
@@ -76,12 +78,16 @@ class PromptOnInstance(AbstractContextManager["PromptOnInstance"]):
     def cancel(self) -> None:
         """Cancel the prompt on the instance, unless it has ended."""
         if not self.ended:
-            self._post(Cancel(self.prompt_id))
+            self.release()
+
+    def release(self) -> None:
+        """Cancel the prompt on the instance, and release what is kept of a stream that has ended."""
+        self._post(Cancel(self.prompt_id, owner_epoch=self._owner_epoch))
 
     def cancel_sequence(self, sequence: int) -> None:
         """Cancel one sequence on the instance, if it is generating."""
-        if self._generates and self.started and not self.ended:
-            self._post(Cancel(self.prompt_id, sequence))
+        if self.generates and self.started and not self.ended:
+            self._post(Cancel(self.prompt_id, sequence, owner_epoch=self._owner_epoch))
 
     def on_event(self, event: PromptEvent) -> None:
         """Pass any event but a step to the owner."""

@@ -16,7 +16,7 @@ from scheduler.request import GenerationRequest, TokenSink
 from scheduler.wakeup import Wakeup
 from wire.errors import DeadlineExceeded, InvalidRequest
 from wire.messages import HandedOff, Pooled
-from wire.types import PromptState, StageTimes
+from wire.types import PromptState, StageTimes, TokenOutput
 
 _TIMES = tuple((field.name, field.default) for field in dataclasses.fields(StageTimes))
 
@@ -34,6 +34,7 @@ class PromptRun:
 
     Tokens are emitted to the request's sink as they arrive; all other events wait in `next_event` for the path. A retry
     is a new attempt: new id, new place in the queue, the same output. It continues from the tokens already sent.
+    `decoded_on` is the index and the process epoch of the instance that decoded its stream, if it has one, and started.
     """
 
     def __init__(self, request: GenerationRequest, index: int, sink: TokenSink, new_id: Callable[[], str]) -> None:
@@ -53,6 +54,7 @@ class PromptRun:
         self._on_instances: list[PromptOnInstance] = []
         self._events: deque[tuple[PromptOnInstance, PromptEvent]] = deque()
         self._failure: Exception | None = None
+        self._stream = request.stream
         self._wakeup = Wakeup()
         self._start_attempt(turn=index)
 
@@ -62,6 +64,8 @@ class PromptRun:
         self._events.clear()
         self._knows_cached |= "prefill_s" in self._times
         self._failure, num_overtaken = None, self.queue_entry.num_overtaken
+        if self._stream is not None:
+            self._stream = dataclasses.replace(self._stream, owner_epoch=self._stream.owner_epoch + 1)
         self._start_attempt(turn=0)
         self.queue_entry.num_overtaken = num_overtaken
         return self.queue_entry
@@ -73,12 +77,19 @@ class PromptRun:
             request.probe, cache_salt=request.cache_salt,
             pooling=request.poolings[index] if request.poolings else None, traceparent=request.traceparent,
             images=request.images_of(index), chat=request.chat,
-            gap_limit_s=request.request_class.gap_limit_s or 0.0,
+            gap_limit_s=request.request_class.gap_limit_s or 0.0, stream=self._stream,
         )  # fmt: skip
+        self.decoded_on: tuple[int, int] | None = None
+        self._holds, self._held = True, list[TokenOutput]()
         self.stage, self._computes = "waiting in the queue", False
         self.queue_entry = QueueEntry(
             self.prompt_id, self.facts, turn, tenant=request.tenant, priority=request.priority
         )
+
+    def adopt(self, state: PromptState) -> None:
+        """Continue the attempt that an instance keeps."""
+        self.state, self._stream, self._failure = state, state.stream, None
+        self._events.clear()
 
     @property
     def prompt_id(self) -> str:
@@ -151,14 +162,19 @@ class PromptRun:
         if self.state.chat is not None and not self.state.images and instance.description.worker is None:
             raise InvalidRequest(f"the prompt has an image, but {instance} takes text only", "messages")
 
+        stream = self._stream if generates else None
+
         def close(on_instance: PromptOnInstance) -> None:
             self._on_instances.remove(on_instance)
             self._wakeup.stop_timer()
+            if stream is not None:
+                self._leave_stream(on_instance, instance)
             instance.detach(on_instance)
 
         on_instance = PromptOnInstance(
-            self.prompt_id, self, instance.post, instance.is_short_of_blocks, generates=generates, close=close
-        )
+            self.prompt_id, self, instance.post, instance.is_short_of_blocks, generates=generates, close=close,
+            owner_epoch=0 if stream is None else stream.owner_epoch,
+        )  # fmt: skip
         on_instance.on_start = on_start
         self._on_instances.append(on_instance)
         instance.attach(on_instance)
@@ -208,8 +224,9 @@ class PromptRun:
         except Exception as error:  # noqa: BLE001 - the caller is the session of all the instance's prompts
             self.fail(error)
             return
+        tokens = step.tokens if self._stream is None else self._take_or_hold(on_instance, step.tokens)
         try:
-            for token in step.tokens:
+            for token in tokens:
                 if token.sequence in output.stopped and token.finish is None:
                     on_instance.cancel_sequence(token.sequence)
                 for ready in output.add(token):
@@ -226,6 +243,9 @@ class PromptRun:
         self._active_at = self._clock()
         if isinstance(event, HandedOff | Pooled):
             self.add_times(event.times)
+            if self._held:
+                self._holds = False
+                self.on_step(on_instance, PromptStep(self.prompt_id, []))
         self._events.append((on_instance, event))
         self._wakeup.set()
 
@@ -237,6 +257,23 @@ class PromptRun:
     def answer(self, values: tuple[float, ...]) -> None:
         """Emit the vector of a prompt with pooling."""
         self._sink.vector(self.index, values)
+
+    def _take_or_hold(self, on_instance: PromptOnInstance, tokens: list[TokenOutput]) -> list[TokenOutput]:
+        """Return the tokens to emit. P's first ones wait until D has the prompt: then the stream can be adopted."""
+        is_last = bool(tokens) and tokens[-1].finish is not None
+        self._holds = self._holds and not on_instance.generates and not is_last
+        if self._holds:
+            self._held += tokens
+            return []
+        tokens, self._held = self._held + tokens, []
+        return tokens
+
+    def _leave_stream(self, on_instance: PromptOnInstance, instance: Instance) -> None:
+        """Remember where the stream was decoded; it can be resumed for a while after its end, then it is released."""
+        if on_instance.started:
+            self.decoded_on = instance.index, instance.description.epoch
+        if on_instance.ended:  # else it is cancelled now
+            asyncio.get_running_loop().call_later(instance.orphan_s, on_instance.release)
 
     def _take_report(self, step: PromptStep) -> None:
         if step.prompt_ids:

@@ -34,6 +34,8 @@ from wire.types import Role
 
 _log = EventLogger("registry")
 
+_BACK_POLL_S = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class MissingInstance:
@@ -146,6 +148,22 @@ class Registry:
         found = None if member is None else member.instance
         return found if found is not None and found.is_living else None
 
+    async def wait_back(self, index: int, seconds: float) -> Instance | None:
+        """Return a living instance, or one whose session was lost once it is back.
+
+        None if the next attempt to reach it fails, or after so many seconds.
+        """
+        member = self._members.by_index.get(index)
+        if member is None:
+            return None
+        attempt, clock = member.num_attempts, asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        while (found := self.find(index)) is None and member.failed_attempt <= attempt and not member.leaving:
+            if clock() >= deadline:
+                return None
+            await asyncio.sleep(_BACK_POLL_S)
+        return found
+
     def name(self, index: int) -> str:
         """Return the name of the entry with this index."""
         all_instances = (*self.members, *self.leaving)
@@ -215,7 +233,7 @@ class Registry:
 
     def hello(self) -> OpenSession:
         """Return the first message of a new session."""
-        return OpenSession(self._scheduler_id, next(self._epochs), self._limits.lease_s)
+        return OpenSession(self._scheduler_id, next(self._epochs), self._limits.lease_s, self._limits.orphan_s)
 
     def accept(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
         """Check a newly connected instance against the table and the first instance accepted.

@@ -9,7 +9,16 @@ from typing import Protocol
 
 from scheduler.request_class import UNCLASSED, RequestClass
 from wire.cheap_dataclass import cheap_dataclass
-from wire.types import Pooling, PromptImage, SamplingParams, StageTimes, TokenLogprobs, TokenOutput, WorkerChat
+from wire.types import (
+    Pooling,
+    PromptImage,
+    ResumableStream,
+    SamplingParams,
+    StageTimes,
+    TokenLogprobs,
+    TokenOutput,
+    WorkerChat,
+)
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -21,6 +30,7 @@ class GenerationRequest:
     generated, and each prompt is answered by one vector. `cache_salt` limits KV sharing to requests with the same one.
     `traceparent` is the trace that workers of other engines continue, empty without one.
     `tenant` is the name of the API key whose share of the cluster it uses, or empty; a lower `priority` runs earlier.
+    `stream`, if given, makes the only prompt's answer resumable by another scheduler.
     `images`, if given, has those of each prompt; `chat` is the only prompt as workers of other engines get it.
     """
 
@@ -39,6 +49,7 @@ class GenerationRequest:
     images: tuple[tuple[PromptImage, ...], ...] = ()
     chat: WorkerChat | None = None
     request_class: RequestClass = UNCLASSED
+    stream: ResumableStream | None = None
 
     @property
     def prefill_only(self) -> bool:

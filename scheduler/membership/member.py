@@ -88,6 +88,7 @@ class Member:
         self._backoff_s = limits.backoff_first_s
         self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # after the next short session; due now
         self._refused_s = min(limits.refused_first_s, limits.refused_retry_s)
+        self.num_attempts = self.failed_attempt = 0  # to have a session; the last one that failed, or ended
         self._still = CappedLog(_log)
 
     @property
@@ -111,14 +112,17 @@ class Member:
     async def run(self) -> None:
         """Keep a session with the instance until it leaves. Raises Incompatible if the registry considers it fatal."""
         while not self.leaving:
+            self.num_attempts += 1
             try:
                 await self._connect_once()
             except Incompatible as error:
+                self.failed_attempt = self.num_attempts
                 self._set_state(MemberState.REFUSED, str(error))
                 self._registry.refuse(self.expected, error)
                 await asyncio.sleep(self._refused_s)
                 self._refused_s = min(2 * self._refused_s, self._limits.refused_retry_s)
             except PdserveError as error:
+                self.failed_attempt = self.num_attempts
                 why = str(error).removeprefix(f"{self.expected.address}: ")  # the log line names the address
                 self._set_state(self._state_after(error), why)
                 if not self.leaving:

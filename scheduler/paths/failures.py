@@ -13,6 +13,7 @@ from wire.errors import (
     NoCapacity,
     OutputDiffers,
     PdserveError,
+    StreamMoved,
     from_name,
 )
 from wire.messages import Failed, Refused
@@ -28,6 +29,7 @@ _MESSAGES: dict[type[PdserveError], str] = {
     NoCapacity: "it has no free KV blocks",
     Draining: "it is shutting down",
     Cancelled: "the prompt was cancelled there",
+    StreamMoved: "another scheduler continues the stream",
 }
 """The messages for clients: an instance's own message may name addresses and tickets, and is only logged.
 

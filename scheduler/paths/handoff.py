@@ -9,6 +9,7 @@ If P and D are workers of other engines (decode_first), D sends all the tokens.
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from processes.failpoints import failpoint
 from scheduler.instances import Instance
@@ -50,7 +51,8 @@ class HandoffPath:
                 return
             with prompt.open_on(self._prefill, self._on_first_token_of_prefill, generates=False) as on_prefill:
                 prompt.enter(f"in prefill on {self._prefill}", computes=True)
-                on_prefill.post(Prefill(prompt.state, ticket))
+                state = prompt.state  # of a stream only D needs more
+                on_prefill.post(Prefill(state if state.stream is None else replace(state, stream=None), ticket))
                 self._prefill.in_flight.prefill_sent(prompt.prompt_id)
                 while (arrival := await prompt.next_event()) is not None:
                     match arrival:

@@ -1,7 +1,8 @@
-"""The local path: one instance computes the prompt and generates all its tokens."""
+"""The local path: one instance computes the prompt and generates all its tokens, or continues an adopted stream."""
 
 from collections.abc import Callable
 
+from scheduler.adoption import Adoption
 from scheduler.instances import Instance
 from scheduler.paths.failures import to_error
 from scheduler.prompt_on_instance import SessionLost
@@ -12,15 +13,19 @@ from wire.messages import Failed, Generate, Refused
 class LocalPath:
     """Executes one plan on one instance: a combined one, or a prefill instance for a prompt that stays there.
 
-    Calls `on_output` when the first token has arrived.
+    Calls `on_output` when the first token has arrived. An `adoption` is of a stream that the instance decodes already.
     """
 
-    def __init__(self, instance: Instance, *, on_output: Callable[[], None]) -> None:
+    def __init__(self, instance: Instance, *, on_output: Callable[[], None], adoption: Adoption | None = None) -> None:
         self._instance = instance
         self._on_output = on_output
+        self._adoption = adoption
 
     async def run(self, prompt: PromptRun) -> None:
         """Run the prompt until its sequences are finished. Raises the error that ended it."""
+        adoption = self._adoption
+        if adoption is not None:
+            prompt.adopt(adoption.prompt)
         in_flight, prompt_id = self._instance.in_flight, prompt.prompt_id
 
         def decoding() -> None:
@@ -31,9 +36,12 @@ class LocalPath:
             prompt.enter(f"decoding on {self._instance}")
 
         with prompt.open_on(self._instance, decoding) as on_instance:
-            prompt.enter(f"in prefill on {self._instance}", computes=True)
-            on_instance.post(Generate(prompt.state))
-            in_flight.prefill_sent(prompt_id)
+            if adoption is None:
+                prompt.enter(f"in prefill on {self._instance}", computes=True)
+                on_instance.post(Generate(prompt.state))
+                in_flight.prefill_sent(prompt_id)
+            else:
+                await adoption.hand_over(on_instance)
             while (arrival := await prompt.next_event()) is not None:
                 match arrival:
                     case _, Refused() | Failed() | SessionLost() as failure:

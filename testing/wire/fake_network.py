@@ -26,6 +26,13 @@ class FakeNetwork:
         """Simulate kill -9: sessions break, nothing listens any more."""
         self._hosts.pop(address).gone.set()
 
+    def reset(self, address: str) -> None:
+        """Break the open sessions on both sides; the instance continues, and listens."""
+        before = self._hosts[address]
+        self._hosts[address] = _Host(before.service)
+        before.was_reset = True
+        before.gone.set()
+
     def freeze(self, address: str) -> None:
         """Simulate SIGSTOP: connections stay open, nothing is processed."""
         self._hosts[address].moving.clear()
@@ -47,10 +54,11 @@ class FakeNetwork:
 
 
 class _Host:
-    """One process: `gone` once killed, `moving` unless stopped."""
+    """One process: `gone` once killed, or once its connections were reset, `moving` unless stopped."""
 
     def __init__(self, service: InstanceService) -> None:
         self.service = service
+        self.was_reset = False
         self.gone = asyncio.Event()
         self.moving = asyncio.Event()
         self.moving.set()
@@ -132,5 +140,5 @@ class FakeSession:
 
     async def close(self) -> None:
         """End the session; a dead host has ended it already."""
-        if not self._host.gone.is_set():
+        if self._host.was_reset or not self._host.gone.is_set():
             await self._inner.close()
