@@ -33,8 +33,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "response_role", "tool_call_parser", "reasoning_parser",
     ),
     "waits": (
-        "startup_timeout", "first_token_timeout", "stall_timeout", "client_timeout", "shutdown_timeout",
-        "sse_keep_alive_interval", "path", "roles", "when_prefill_is_gone", "when_decode_is_gone",
+        "startup_timeout", "first_token_timeout", "stall_timeout", "client_timeout", "orphan_limit",
+        "shutdown_timeout", "sse_keep_alive_interval", "path", "roles", "when_prefill_is_gone", "when_decode_is_gone",
     ),
     "limits of requests": (
         "max_queued_requests", "max_queued_tokens", "ttft_limit", "request_classes", "retry_share", "min_retries",

@@ -40,6 +40,7 @@ from scheduler.api.responses.stored_responses import (
 )
 from scheduler.api.route_entry import CLASSES, SCORES, TEXT, VECTORS, Route
 from scheduler.api.score import ScoreBody, create_score
+from scheduler.api.streams import KEPT, RESUME_QUERY, create_kept, keeps_stream, resume_stream
 from scheduler.api.token_generation import TokensBody, generate_tokens
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
 from scheduler.app_context import AppContext
@@ -61,6 +62,10 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/chat/completions", create_chat_completion, "text", "Answer a conversation",
         ChatBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True,
+    ),
+    Route(
+        "GET", "/v1/streams/{stream_id}", resume_stream, "text", "Continue a stream that was kept",
+        media_types=("text/event-stream",), query=RESUME_QUERY,
     ),
     Route(
         "POST", "/v1/responses", create_response, "text", "Answer items, in the format of OpenAI's Responses API",
@@ -211,6 +216,8 @@ def _handler_of(route: Route, context: AppContext) -> Handler:
             request_class = context.class_of(tenant, header_of(request.scope, CLASS_HEADER))
             request.scope["state"]["request_class"] = request_class
             context.dispatcher.check_room(tenant, request_class)
+        if route.path in KEPT and keeps_stream(request):
+            return cast("Response", await create_kept(context, route.endpoint, request))
         return cast("Response", await route.endpoint(context, request))
 
     return serve

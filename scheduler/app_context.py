@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.config import SchedulerConfig
+from scheduler.dispatch import Dispatch
 from scheduler.http.drain import Drain
 from scheduler.http.keys import Keys
 from scheduler.images.image_loader import ImageLoader
@@ -61,7 +62,7 @@ class AppContext:
 
     `health` returns why the process cannot work, None if it can; `max_output` returns how many output tokens per
     sequence fit into the KV pools after a prompt; `responses` stores those of /v1/responses, None if nothing does;
-    `images` loads those of chats, None for a model that takes text only.
+    `images` loads those of chats, None for a model that takes text only; `streams` continues kept ones.
     """
 
     config: SchedulerConfig
@@ -77,6 +78,7 @@ class AppContext:
     traces: Traces | None = None
     salt_of_all: SaltOfAll = field(default_factory=SaltOfAll)
     images: ImageLoader | None = None
+    streams: Dispatch | None = None
     responses: ResponseStore | None = None
     background: BackgroundRuns = field(default_factory=BackgroundRuns)
     created: int = field(default_factory=lambda: int(time.time()))

@@ -19,6 +19,7 @@ from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, chec
 from scheduler.tools.parsers.registry import CALL_FORMATS
 from scheduler.workers.connectors import AUTO, DECODE_FIRST, PATHS
 from wire.errors import ConfigError
+from wire.shared_limits import MAX_ORPHAN_S
 from wire.types import Role
 
 DEFAULT_PORT = 9000
@@ -110,6 +111,10 @@ class SchedulerOptions:
     first_token_timeout: float = flag(120.0, "seconds a request may wait for its first token", parse=float)
     stall_timeout: float = flag(10.0, "seconds a request may make no progress", parse=float)
     client_timeout: float = flag(30.0, "seconds a client may take to send its body or to read", parse=float)
+    orphan_limit: float = flag(
+        30.0, "seconds that a stream with X-Pdserve-Keep-Stream is kept without a client or a scheduler; 0: none is",
+        parse=float,
+    )  # fmt: skip
     shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM; 0: none", parse=float)
     path: str = flag(
         "handoff", "where a prompt runs: on a prefill and a decode instance (handoff), or on both or one of them, "
@@ -290,6 +295,8 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
         raise ConfigError(f"--max-model-len {engine.max_model_len} is too short: at least 2")
     if options.use_openai not in ("0", "1"):
         raise ConfigError(f"USE_OPENAI={options.use_openai!r}: 1 is the OpenAI API, 0 is /generate")
+    if options.orphan_limit > MAX_ORPHAN_S:
+        raise ConfigError(f"--orphan-limit {options.orphan_limit:g} is out of range: at most {MAX_ORPHAN_S:g}")
     options.callback_place()
     options.classes()
     AddressRules.of(options.allow_private_urls)
@@ -302,7 +309,7 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
             if value < -1:
                 raise ConfigError(f"--max-logprobs {value} is out of range: 0 or more, or -1 for the whole vocabulary")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            may_be_0 = field.name in ("limit_mm_per_prompt", "shutdown_timeout")
+            may_be_0 = field.name in ("limit_mm_per_prompt", "shutdown_timeout", "orphan_limit")
             if not (value > 0 or (may_be_0 and value == 0)):
                 least = "0 or more" if may_be_0 else "more than 0"
                 raise ConfigError(f"--{field.name.replace('_', '-')} {value} is out of range: {least}")

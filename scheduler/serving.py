@@ -132,6 +132,7 @@ async def open_serving(
         defaults=defaults,
         images=open_images(options, model, files.vision, lambda: _has_workers(control.registry)),
         responses=await _open_responses(options),
+        streams=control.dispatch if options.orphan_limit else None,
     )
     tasks = _tasks_of(cluster, control, context)
     try:
@@ -153,6 +154,7 @@ def _limits_of(options: SchedulerOptions, limits: ControlLimits, num_tenants: in
         compare_paths=options.path == "auto",
         follow_load=options.roles == "auto",
         ttft_limit_s=options.ttft_limit or 0.0,
+        orphan_s=options.orphan_limit,
     )
 
 

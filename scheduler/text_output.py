@@ -2,12 +2,12 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from scheduler.observability.request_done import RequestDone
 from scheduler.observability.request_log import Reporting
-from scheduler.request import Dispatcher, GenerationRequest, PromptDone
+from scheduler.request import GenerationRequest, PromptDone, TokenSink
 from scheduler.text.best_of import BestOf, ranked
 from scheduler.text.parsed_choice import ParsedChoice, choice_of
 from scheduler.text.pieces import TextOptions, TextPiece
@@ -15,6 +15,7 @@ from scheduler.tokens import Tokens
 from wire.errors import InternalError, PdserveError
 from wire.types import FinishReason, TokenLogprobs, TokenOutput
 
+Dispatch = Callable[[GenerationRequest, TokenSink], Awaitable[None]]
 _BROKEN = (FinishReason.CANCELLED, FinishReason.FAILED)
 
 
@@ -97,7 +98,7 @@ class TextOutput:
             return None
         return sum(choice.num_reasoning_tokens for choice in self._choices if isinstance(choice, ParsedChoice))
 
-    async def run(self, dispatcher: Dispatcher, put: Callable[[TextPiece], None]) -> None:
+    async def run(self, dispatch: Dispatch, put: Callable[[TextPiece], None]) -> None:
         """Run the request; `put` gets each piece as it is made. Cancelling this cancels the request everywhere.
 
         Raises a PdserveError if it failed.
@@ -106,7 +107,7 @@ class TextOutput:
         with Reporting(self._observer.request_done, self.request_done):
             self._dispatched_s = self._clock() - self._started_s
             try:
-                await dispatcher.run(self._request, self)
+                await dispatch(self._request, self)
             except PdserveError:
                 if self._num_open:  # else the client has all text: only the cleanup failed
                     raise

@@ -38,7 +38,7 @@ _TABLES = (
 _SERVERS = (
     "api_key", "api_key_file", "protect_metrics", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs",
     "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials", "root_path",
-    "sse_keep_alive_interval", "client_timeout", "enable_docs", "enable_dev_routes", "responses_store",
+    "sse_keep_alive_interval", "client_timeout", "orphan_limit", "enable_docs", "enable_dev_routes", "responses_store",
     "responses_store_count", "responses_store_bytes", "responses_store_ttl",
 )  # fmt: skip
 _USELESS = (

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from starlette.types import Message, Send
 
 from scheduler.api.load_report import ANSWER_HEADER
 
+STREAM_HEADER = b"x-pdserve-stream"
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -31,7 +33,8 @@ class AnswerWriter:
     """Adds the request id to the response headers, under the names `id_headers`; records status and completeness.
 
     A whole answer goes through `send`, a stream through `start`, `write` and `end`. An endpoint's `warning` in `state`
-    is sent as the header of that name; what its `load_report` returns, as the header of load_report.py.
+    is sent as the header of that name; what its `load_report` returns, as the header of load_report.py; with status 200
+    the `stream_id` of a stream that is kept.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class AnswerWriter:
         added = list(self._id_fields)
         if "warning" in self._state:
             added.append((b"warning", self._state["warning"].encode()))
+        if status == HTTPStatus.OK and "stream_id" in self._state:
+            added.append((STREAM_HEADER, self._state["stream_id"].encode()))
         if (report := self._state.get("load_report")) is not None:
             added.append((ANSWER_HEADER, report().encode()))
         return [*headers, *added]

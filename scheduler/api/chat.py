@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from scheduler.api.logprobs import TokenFormatter, scored_output, scored_prompt
 from scheduler.api.messages import read_messages, text_of
 from scheduler.api.prepared_chat import Conversation, prepare_conversation
 from scheduler.api.read_body import read_body
+from scheduler.api.request_ids import created_at
 from scheduler.api.sse import SSE, event
 from scheduler.api.tool_calls import calls_in_delta, calls_in_message, tools_of_chat
 from scheduler.app_context import AppContext
@@ -52,7 +52,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     prepared = chat.prepared
     shape = ChatShape(
         chat.answer_id, model, role, prepared.formatter, prepared.options, chat.calls, legacy=choice.legacy,
-        reasons=chat.reasoning is not None and conversation.separate_reasoning,
+        reasons=chat.reasoning is not None and conversation.separate_reasoning, created=created_at(request),
     )  # fmt: skip
     return chat.generation(shape, echo=_echoed_text(body, messages, role))
 
@@ -96,11 +96,11 @@ class ChatShape:
 
     def __init__(
         self, answer_id: str, model: str, role: str, formatter: TokenFormatter, options: AnswerOptions,
-        calls: CallOptions | None = None, *, legacy: bool = False, reasons: bool = False,
+        calls: CallOptions | None = None, *, created: int, legacy: bool = False, reasons: bool = False,
     ) -> None:  # fmt: skip
         """`legacy`: calls are a `function_call`. `reasons`: the text is separated from the thinking."""
         self._head = {
-            "id": answer_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model,
+            "id": answer_id, "object": "chat.completion.chunk", "created": created, "model": model,
         }  # fmt: skip
         self._role = role
         self._formatter = formatter

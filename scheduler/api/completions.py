@@ -1,6 +1,5 @@
 """POST /v1/completions."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from scheduler.api.logprobs import Scored, TokenFormatter, scored_output, scored
 from scheduler.api.prepared_request import prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.read_body import read_body
-from scheduler.api.request_ids import new_id, shown_id
+from scheduler.api.request_ids import created_at, new_id, shown_id
 from scheduler.api.sampling import draw_seed
 from scheduler.api.sse import SSE, event
 from scheduler.api.text_offsets import TextOffsets
@@ -66,7 +65,7 @@ async def prepare_completion(context: AppContext, body: CompletionBody, request:
     seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # else equal prompts get equal answers
     request_id = new_id("cmpl")
     answer_id = shown_id(request_id, request, body.request_id)
-    shape = CompletionShape(answer_id, model, prepared.formatter, prepared.options, echo)
+    shape = CompletionShape(answer_id, model, prepared.formatter, prepared.options, echo, created=created_at(request))
     return prepared.generation(request_id, shape, echo=echo, seeds=seeds)
 
 
@@ -76,10 +75,11 @@ class CompletionShape:
     stream_format = SSE
 
     def __init__(
-        self, answer_id: str, model: str, formatter: TokenFormatter, options: AnswerOptions, echo: Sequence[str] = ()
-    ) -> None:
+        self, answer_id: str, model: str, formatter: TokenFormatter, options: AnswerOptions, echo: Sequence[str] = (),
+        *, created: int,
+    ) -> None:  # fmt: skip
         """`echo`: the text before each prompt's choices, empty if not requested."""
-        self._head = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
+        self._head = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
         self._formatter, self._texts = formatter, formatter.texts
         self._options = options
         self._echo = echo

@@ -21,5 +21,5 @@ def with_cors(app: ASGIApp, options: SchedulerOptions) -> ASGIApp:
         allow_methods=options.allowed_methods,
         allow_headers=options.allowed_headers,
         allow_credentials=options.allow_credentials,
-        expose_headers=("x-request-id",),
+        expose_headers=("x-request-id", "x-pdserve-stream"),
     )

@@ -10,12 +10,13 @@ from scheduler.api.answer_shape import AnswerShape, prompt_reports
 from scheduler.api.choice_collector import ChoiceCollector
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.piece_writer import PieceWriter
+from scheduler.api.resumed import Resumed, ResumedObserver, SkippedEvents
 from scheduler.api.sse import ClientGone, until_disconnect
 from scheduler.api.usage import served_headers, serving_report, timing_metrics, token_usage
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
-from scheduler.text_output import TextOutput
+from scheduler.text_output import Dispatch, TextOutput
 from telemetry.logs import EventLogger
 from wire.cheap_dataclass import cheap_dataclass
 from wire.errors import Draining
@@ -25,16 +26,21 @@ _log = EventLogger("api")
 
 @cheap_dataclass(frozen=True, slots=True)
 class Generation:
-    """An ASGI response that runs `request` when called, and cancels it when the client disconnects."""
+    """An ASGI response that runs `request` when called, and cancels it when the client disconnects.
+
+    A stream that is kept is cancelled only if no client has resumed it within --orphan-limit.
+    """
 
     context: AppContext
     request: GenerationRequest
     text: TextOptions
     shape: AnswerShape
     options: AnswerOptions
+    resumed: Resumed | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError only before anything was sent."""
+        kept_s = 0.0 if self.request.stream is None else self.context.config.options.orphan_limit
         with self.context.drain:
             _log.info(
                 "request_accepted", request_id=self.request.request_id, http_id=request_id_of(scope),
@@ -42,7 +48,7 @@ class Generation:
             )  # fmt: skip
             run = self._answer_stream(scope) if self.options.stream else self._answer_whole(scope, receive, send)
             try:
-                await until_disconnect(receive, run)
+                await until_disconnect(receive, run, kept_s)
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
 
@@ -50,7 +56,7 @@ class Generation:
         output = self._text_output(scope)
         limit = self.context.config.options.max_answer_bytes
         collector = ChoiceCollector(self.shape, self.options, prompt_reports(output), limit)
-        await output.run(self.context.dispatcher, collector.add)
+        await output.run(self.context.dispatcher.run, collector.add)
         answer = self.shape.whole(collector.choices(), prompt_reports(output), self._usage_of(output))
         if "metrics" in answer:
             answer["metrics"] = self._metrics_of(output)
@@ -60,10 +66,14 @@ class Generation:
     async def _answer_stream(self, scope: Scope) -> None:
         """An error before the first event is an HTTP status; after it, an event that ends the stream without [DONE]."""
         output = self._text_output(scope)
-        writer = PieceWriter(self.shape, self.options, output, scope["state"]["answer"])
+        answer = scope["state"]["answer"]
+        run: Dispatch = self.context.dispatcher.run
+        if self.resumed is not None:
+            answer, run = SkippedEvents(answer, self.resumed.after), self.resumed.run
+        writer = PieceWriter(self.shape, self.options, output, answer)
         try:
             with writer.comments(self.context.config.options.sse_keep_alive_interval):
-                await output.run(self.context.dispatcher, writer.put)
+                await output.run(run, writer.put)
             await writer.end(self._usage_chunk(output))
         except asyncio.CancelledError:
             if writer.started and self.context.drain.draining:
@@ -78,6 +88,8 @@ class Generation:
         """Measure times from the request's arrival: reading, rendering and tokenising count as waiting."""
         arrived_s = scope["state"]["arrived_s"]
         observer = self.context.observer_of(scope["headers"])
+        if self.resumed is not None:
+            observer = ResumedObserver(observer, self.resumed.num_counted)
         return TextOutput(self.request, self.text, self.context.tokens, observer, started_s=arrived_s)
 
     def _usage_chunk(self, output: TextOutput) -> dict[str, Any] | None:

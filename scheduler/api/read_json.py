@@ -14,6 +14,7 @@ from scheduler.http.exchange import HttpExchange
 from scheduler.http.header import header_of
 from wire.errors import InvalidRequest
 
+KEEP_HEADER = b"x-pdserve-keep-stream"
 _FORM = "application/x-www-form-urlencoded"
 _MAX_DEPTH = 64
 _LARGE_BYTES = 256 * 2**10  # parsing more would block the event loop
@@ -41,6 +42,8 @@ async def read_json(request: Request, options: SchedulerOptions, *, accepts_form
     if content is None:
         content = await _read_in_time(request, options)
     _check_size(len(content), options.max_body_bytes)
+    if header_of(request.scope, KEEP_HEADER) is not None:
+        request.scope["state"]["body"] = content  # kept with its stream (streams.py)
     if len(content) <= _LARGE_BYTES:
         return _parse(content)
     await asyncio.to_thread(_check_parts, content, options.max_body_bytes // _BYTES_A_VALUE)

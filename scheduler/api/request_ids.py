@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 
 from starlette.requests import Request
 
@@ -28,6 +29,12 @@ def shown_id(own_id: str, request: Request, body_id: str | None = None) -> str:
     state["ids_in_use"].add(client_id)
     state["client_id"] = client_id
     return f"{own_id.rpartition('-')[0]}-{client_id}"
+
+
+def created_at(request: Request) -> int:
+    """Return when the answer was created, in seconds since 1970: now, unless it is a stream that is resumed."""
+    created: int | None = request.scope["state"].get("created")
+    return int(time.time()) if created is None else created
 
 
 def clean_client_id(given: str) -> str | None:

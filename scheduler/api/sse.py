@@ -42,22 +42,30 @@ SSE = StreamFormat(
 """OpenAI's format: server-sent events."""
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; if the client disconnects first, cancel it and raise ClientGone."""
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None], kept_s: float = 0.0) -> None:
+    """Run `work`; if the client disconnects first, let it run for `kept_s`, then cancel it and raise ClientGone."""
     if isinstance(receive, Receiving):
-        await _until_interrupted(receive, work)
+        await _until_interrupted(receive, work, kept_s)
     else:
-        await _until_received(receive, work)
+        await _until_received(receive, work, kept_s)
 
 
-async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None]) -> None:
+async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None], kept_s: float) -> None:
     """Run `work` in this task, which our server cancels when the client disconnects; drop `work` if it already has."""
     if receive.why_gone:  # cancelling work that never awaits would cancel what follows it
         work.close()
         raise ClientGone(receive.why_gone)
     task = asyncio.current_task()
     assert task is not None
-    receive.when_gone(task.cancel)
+    timers: list[asyncio.TimerHandle] = []
+
+    def gone() -> None:
+        if kept_s:
+            timers.append(asyncio.get_running_loop().call_later(kept_s, task.cancel))
+        else:
+            task.cancel()
+
+    receive.when_gone(gone)
     try:
         await work
     except asyncio.CancelledError:
@@ -66,13 +74,17 @@ async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None]
         raise
     finally:
         receive.when_gone(None)
+        for timer in timers:
+            timer.cancel()
 
 
-async def _until_received(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def _until_received(receive: Receive, work: Coroutine[Any, Any, None], kept_s: float) -> None:
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await asyncio.wait((working,), timeout=kept_s)
         if not working.done():
             raise ClientGone("the client disconnected")
     finally:

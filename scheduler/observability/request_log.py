@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import PromptDone
 from telemetry.logs import EventLogger
-from wire.errors import Cancelled, InvalidGrammar, UnknownModel
+from wire.errors import Cancelled, InvalidGrammar, StreamMoved, UnknownModel
 from wire.types import STAGES
 
 _QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$))""", re.DOTALL)
@@ -30,8 +30,8 @@ class Reporting:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Report."""
         outcome, error = "finished" if kind is None else "failed", ""
-        if kind is not None and issubclass(kind, (asyncio.CancelledError, Cancelled)):
-            outcome = "cancelled"
+        if kind is not None and issubclass(kind, (asyncio.CancelledError, Cancelled, StreamMoved)):
+            outcome = "cancelled"  # of a stream that moved, another scheduler counts the end
         elif kind is not None and issubclass(kind, Exception):
             error = kind.__name__
         finished = self._done(outcome, error)

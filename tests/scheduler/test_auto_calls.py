@@ -223,7 +223,7 @@ async def pieces_of(tokens: Tokens, name: str, killed_after: int) -> list[TextPi
 
         output = Killing(asked, options, tokens, Metrics(cluster.control.view).counters)
         output.after, output.kill = killed_after, kill
-        await output.run(cluster.control.dispatch, pieces.append)
+        await output.run(cluster.control.dispatch.run, pieces.append)
         assert cluster.control.dispatch.ledger.retried_prompts == bool(killed_after)
     return pieces
 

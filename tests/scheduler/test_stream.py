@@ -80,7 +80,7 @@ async def run(
     request = GenerationRequest("r", ((1, 2),) * prompts, SamplingParams(**{"max_tokens": 99, **params}), 30.0, 10.0)
     stream, dispatcher = TextOutput(request, options or TextOptions(), tokens, Quiet()), Scripted(script)
     pieces: list[TextPiece] = []
-    await stream.run(dispatcher, pieces.append)
+    await stream.run(dispatcher.run, pieces.append)
     return pieces, stream, dispatcher
 
 
