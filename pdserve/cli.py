@@ -19,6 +19,7 @@ COMMANDS = {
     "links": "measure the KV link of every prefill-decode pair, and explain why no better transport is in use",
     "role": "use a running instance for prefill, decode or both, without a restart",
     "logs": "show or follow the logs of its processes",
+    "door": "serve the API of running schedulers, and go on with each stream when its scheduler dies",
     "route": "serve from running vLLM workers: prefill on one, decode on another",
     "serve": "serve one model from one process (the combined instance)",
     "run-batch": "answer a file of requests in OpenAI's batch format, and resume where it stopped",

@@ -40,7 +40,7 @@ from scheduler.api.responses.stored_responses import (
 )
 from scheduler.api.route_entry import CLASSES, SCORES, TEXT, VECTORS, Route
 from scheduler.api.score import ScoreBody, create_score
-from scheduler.api.streams import KEPT, RESUME_QUERY, create_kept, keeps_stream, resume_stream
+from scheduler.api.streams import KEPT, RESUME_QUERY, create_kept, end_stream, keeps_stream, resume_stream
 from scheduler.api.token_generation import TokensBody, generate_tokens
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
 from scheduler.app_context import AppContext
@@ -67,6 +67,7 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         "GET", "/v1/streams/{stream_id}", resume_stream, "text", "Continue a stream that was kept",
         media_types=("text/event-stream",), query=RESUME_QUERY,
     ),
+    Route("DELETE", "/v1/streams/{stream_id}", end_stream, "text", "End a stream that was kept"),
     Route(
         "POST", "/v1/responses", create_response, "text", "Answer items, in the format of OpenAI's Responses API",
         ResponsesBody, TEXT, media_types=_STREAMED, required=("input",), queues=True,

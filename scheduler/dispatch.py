@@ -75,10 +75,10 @@ class Dispatch:
         prompts = [PromptRun(request, index, sink, self._new_id) for index in range(len(request.prompts))]
         await self._run_accepted(request, prompts, sink)
 
-    def check_keeps(self) -> None:
-        """Raise InvalidRequest if workers of other engines, which keep no streams, may get the request."""
-        if any(member.expected.is_worker for member in self._registry.members):
-            raise InvalidRequest("X-Pdserve-Keep-Stream: streams of vLLM workers are not kept")
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers of other engines, which keep no streams, may get requests."""
+        return any(member.expected.is_worker for member in self._registry.members)
 
     async def resume(self, adoption: Adoption, request: GenerationRequest, sink: TokenSink) -> None:
         """Run the request of an adopted stream from its first token on. Raises the error that failed it."""

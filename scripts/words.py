@@ -26,7 +26,7 @@ INSTEAD = {
     r"books|roster|tally": "in-flight ledger, batch state, counts",
     r"edges": "bucket boundaries",
     r"endings?|what ended it": "finish, finish reason",
-    r"(?<!front.)doors?": "endpoint, admin socket, listener",
+    r"(?<!front.)(?<!pdserve.)doors?": "endpoint, admin socket, listener",
     r"in words": "with a message",
     r"likelihoods?": "logprob, log probability",
     r"whom(?:ever)?|whoever|who takes it": "the receiver, the owner, the caller (name it)",

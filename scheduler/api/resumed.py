@@ -6,7 +6,8 @@ from scheduler.request import GenerationRequest, PromptDone
 from scheduler.text_output import Dispatch, Observer
 from wire.cheap_dataclass import cheap_dataclass
 
-_NO_EVENTS = (b":", b"event: ping")
+NO_EVENTS = (b":", b"event: ping")
+"""How parts of a stream begin that are no events."""
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class SkippedEvents:
     def _rest_of(self, content: bytes) -> bytes:
         while self._num_left and content:
             first, _, content = content.partition(b"\n\n")
-            self._num_left -= not first.startswith(_NO_EVENTS)
+            self._num_left -= not first.startswith(NO_EVENTS)
         return content
 
 

@@ -17,17 +17,20 @@ from typing import Any
 
 import orjson
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope
 
 from scheduler.adoption import Adoption
 from scheduler.api.anthropic.create_message import create_message
 from scheduler.api.chat import create_chat_completion
 from scheduler.api.completions import create_completion
+from scheduler.api.errors import json_response
 from scheduler.api.generation import Generation
 from scheduler.api.read_json import KEEP_HEADER
 from scheduler.api.resumed import Resumed
 from scheduler.api.route_entry import Endpoint
 from scheduler.app_context import AppContext
+from scheduler.dispatch import Dispatch
 from scheduler.http.header import header_of
 from scheduler.request_class import CLASS_HEADER
 from wire.check_prompt import MAX_STREAM_REQUEST
@@ -43,7 +46,7 @@ KEPT: Mapping[str, Endpoint] = {
 RESUME_QUERY: dict[str, dict[str, Any]] = {
     "after": {"type": "integer", "minimum": 0, "default": 0, "description": "how many events the client has"},
 }
-_NAME = "X-Pdserve-Keep-Stream"
+_NAME, _IF_POSSIBLE = "X-Pdserve-Keep-Stream", "if-possible"
 _STREAM_ID = re.compile("[0-9a-f]{32}")
 _HEADERS = (b"content-type", CLASS_HEADER, b"x-vllm-priority")
 _STATE = ("request_id", "shown_id", "api_format", "arrived_s", "refusals", "tenant")
@@ -55,15 +58,16 @@ def keeps_stream(request: Request) -> bool:
     wanted = header_of(request.scope, KEEP_HEADER)
     if wanted is None or wanted.lower() in ("false", "0"):
         return False
-    if wanted.lower() in ("true", "1"):
+    if wanted.lower() in ("true", "1", _IF_POSSIBLE):
         return True
-    raise InvalidRequest(f"the header {_NAME} is {wanted!r:.40}, must be true or false")
+    raise InvalidRequest(f"the header {_NAME} is {wanted!r:.40}, must be true, false or {_IF_POSSIBLE}")
 
 
 async def create_kept(context: AppContext, endpoint: Endpoint, request: Request) -> Generation:
-    """Return the response of an endpoint of KEPT, whose stream is kept. Raises InvalidRequest if it cannot be."""
-    if context.streams is None:
-        raise InvalidRequest(f"{_NAME}: this server keeps no streams (--orphan-limit 0)")
+    """Return the response of an endpoint of KEPT, whose stream is kept.
+
+    Raises InvalidRequest if it cannot be, unless the client wants it only if it is possible.
+    """
     state = request.scope["state"]
     state["created"] = int(time.time())
     generation = await endpoint(context, request)
@@ -75,9 +79,11 @@ async def create_kept(context: AppContext, endpoint: Endpoint, request: Request)
         "headers": {name.decode(): header_of(request.scope, name) for name in _HEADERS},
     }
     record = orjson.dumps(head) + b"\n" + state.pop("body")
-    if (why := _why_not(generation, record)) is not None:
+    why = _why_not(generation, record) or _why_none(context)
+    if why and header_of(request.scope, KEEP_HEADER) == _IF_POSSIBLE:
+        return generation
+    if why:
         raise InvalidRequest(f"{_NAME}: {why}")
-    context.streams.check_keeps()
     stream = ResumableStream(secrets.token_hex(16), str(state.get("tenant", "")), record)
     state["stream_id"] = stream.stream_id
     return replace(generation, request=replace(generation.request, stream=stream))
@@ -85,15 +91,26 @@ async def create_kept(context: AppContext, endpoint: Endpoint, request: Request)
 
 async def resume_stream(context: AppContext, request: Request) -> ASGIApp:
     """Return the rest of a stream. Raises UnknownStream, or Unavailable if it may be where nobody answers now."""
-    stream_id, after = request.path_params["stream_id"], _after(request)
-    if context.streams is None or not _STREAM_ID.fullmatch(stream_id):
-        raise UnknownStream(f"no stream has the id {stream_id!r:.80} here")
-    state = request.scope["state"]
-    adoption = await context.streams.adopt(stream_id, str(state.get("tenant", "")))
+    after, state = _after(request), request.scope["state"]
+    streams, adoption = await _adopt(context, request)
     generation = await _generation_of(context, state, adoption)
-    state["stream_id"] = stream_id
-    run = partial(context.streams.resume, adoption)
+    state["stream_id"] = adoption.stream.stream_id
+    run = partial(streams.resume, adoption)
     return replace(generation, resumed=Resumed(run, after, adoption.num_counted))
+
+
+async def end_stream(context: AppContext, request: Request) -> Response:
+    """End a stream whose client does not want the rest. Raises the same errors."""
+    _, adoption = await _adopt(context, request)
+    adoption.release()
+    return json_response({"id": adoption.stream.stream_id, "object": "stream", "deleted": True})
+
+
+async def _adopt(context: AppContext, request: Request) -> tuple[Dispatch, Adoption]:
+    stream_id, streams = request.path_params["stream_id"], context.streams
+    if streams is None or not _STREAM_ID.fullmatch(stream_id):
+        raise UnknownStream(f"no stream has the id {stream_id!r:.80} here")
+    return streams, await streams.adopt(stream_id, str(request.scope["state"].get("tenant", "")))
 
 
 async def _generation_of(context: AppContext, state: Mapping[str, Any], adoption: Adoption) -> Generation:
@@ -118,6 +135,15 @@ async def _generation_of(context: AppContext, state: Mapping[str, Any], adoption
         cache_salt=prompt.cache_salt, stream=adoption.stream,
     )  # fmt: skip
     return replace(generation, request=request)
+
+
+def _why_none(context: AppContext) -> str | None:
+    """Return why this server keeps no stream at all, None if it does."""
+    if context.streams is None:
+        return "this server keeps no streams (--orphan-limit 0)"
+    if context.streams.has_workers:
+        return "streams of vLLM workers are not kept"
+    return None
 
 
 def _why_not(generation: Generation, record: bytes) -> str | None:

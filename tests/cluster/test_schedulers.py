@@ -4,8 +4,11 @@ import json
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 from engine.oracle import Oracle
 from pdserve.client import Client
+from pdserve.ports import free_ports
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.pdserve_command import DEADLINE_S, Pdserve
 from wire.errors import Unavailable
@@ -97,7 +101,7 @@ class Reader:
     def __init__(self, method: str, url: str, **request: Any) -> None:
         self.events: Events = []
         self.status, self.stream_id, self.end = 0, "", ""
-        self._changed = threading.Condition()
+        self._changed, self._leaves = threading.Condition(), False
         self._thread = threading.Thread(target=self._read, args=(method, url), kwargs=request, daemon=True)
         self._thread.start()
 
@@ -106,6 +110,10 @@ class Reader:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.events) >= num_events or self.end, DEADLINE_S)
         return self.events[:num_events]
+
+    def leave(self) -> None:
+        """Disconnect after the next event."""
+        self._leaves = True
 
     def whole(self) -> Events:
         """Return all events once it has ended."""
@@ -118,6 +126,8 @@ class Reader:
             with httpx.stream(method, url, timeout=DEADLINE_S, trust_env=False, **request) as answer:
                 self.status, self.stream_id = answer.status_code, answer.headers.get("x-pdserve-stream", "")
                 for line in answer.iter_lines():
+                    if self._leaves:
+                        break
                     if line.startswith("data: {"):
                         self._add(json.loads(line.removeprefix("data: ")))
                     elif line == "data: [DONE]":
@@ -230,6 +240,52 @@ def test_an_owner_stopped_beyond_its_lease_computes_nothing_again(slow: Pdserve)
     assert_whole(events, wanted)  # the owner got its orphan back
     assert "stream_reclaimed" in slow.folder.log("scheduler-0").read_text()
     assert "prompt_retried" not in slow.folder.log("scheduler-0").read_text()
+
+
+@contextmanager
+def stream_proxy(pdserve: Pdserve) -> Iterator[str]:
+    """Run `pdserve door` in front of the shared port, and return its URL."""
+    (port,) = free_ports(1)
+    command = [*pdserve.program, "door", "--port", str(port), "--to", f"http://127.0.0.1:{pdserve.port}"]
+    with subprocess.Popen(command) as process:
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while not _is_ready(Client(f"http://127.0.0.1:{port}", timeout_s=DEADLINE_S)):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            assert process.wait(DEADLINE_S) == 0
+
+
+def test_no_stream_through_the_proxy_notices_dead_schedulers(slow: Pdserve) -> None:
+    assert slow.up("--schedulers", "2", "--orphan-limit", "3600").returncode == 0
+    wanted = undisturbed(slow)
+    with stream_proxy(slow) as url:
+        readers = [Reader("POST", f"{url}/v1/completions", json=STREAMED) for _ in range(8)]
+        for number, name in ((5, "scheduler-0"), (20, "scheduler-1"), (100, "scheduler-0")):
+            for reader in readers:
+                reader.wait(number)
+            dead = slow.record(name)
+            os.kill(dead.pid, signal.SIGKILL)
+            wait_restarted(slow, name, dead.pid)
+        for reader in readers:
+            assert_whole(reader.whole(), wanted)
+            assert reader.end == "done"
+        left = Reader("POST", f"{url}/v1/completions", json=STREAMED)
+        left.wait(5)
+        left.leave()
+        deadline = time.monotonic() + DEADLINE_S
+        while _num_running(slow):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def _num_running(pdserve: Pdserve) -> float:
+    """Return how many sequences the instances have."""
+    page = own_client(pdserve, "scheduler-1").get("/metrics").body.decode()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith("pdserve_running{"))
 
 
 @pytest.mark.parametrize("num_schedulers", [1, 2])
