@@ -108,7 +108,7 @@ class Placer:
 
     def _place(self, facts: PromptFacts) -> Plan | None:
         try:
-            return place(self._current_loads(), facts, self._hand_off_s)
+            return place(self._current_loads(), facts, self._hand_off_s, self._registry.rng)
         except Unavailable:
             if self._registry.awaits_path():
                 return None

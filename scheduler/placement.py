@@ -1,8 +1,8 @@
 """Choose instances for one prompt. Pure: no I/O, no clock, no torch."""
 
 import dataclasses
+import random
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 
 from scheduler.load.instance_order import InstanceOrder
 from scheduler.load.loads import InstanceLoad, PromptFacts, link_share
@@ -19,6 +19,8 @@ _GOES_ON = 2
 """The smallest output, in tokens, that needs decoding: the first token comes with the prompt."""
 HANDOFF = "handoff"
 """The path of our own instances; workers of other engines have paths of their own."""
+_NEAR = 1.02
+"""Local paths that cost at most this many times as much as the cheapest path are as good as it."""
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -51,23 +53,27 @@ def max_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: in
     return max((_max_output(end, num_tokens, num_sequences) for _, end in fitting or pairs), default=None)
 
 
-def place(loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float = 0.0) -> Plan | None:
+def place(
+    loads: Sequence[InstanceLoad], prompt: PromptFacts, hand_off_s: float = 0.0, rng: random.Random | None = None
+) -> Plan | None:
     """Return the current plan, or None if the prompt has to wait for room.
 
     Prefills on the prefill (or combined) instance with the fewest tokens to compute before the prompt's first token:
     the outstanding ones, minus those of the prompt it has cached. A prompt without a second token finishes there.
     Others decode where the whole sequence fits, fewest sequences first, but a cached prefix outweighs a few more
-    sequences; ties go to the first one in the table. A pair without a common KV transport is never chosen.
+    sequences. A pair without a common KV transport is never chosen.
     Where outputs are expected, such a hand-off, which takes `hand_off_s` in addition to computing, is compared with
     each of the two instances alone by what they cost (load/path_costs.py).
+    Ties of instances and near ties of paths are broken by `rng`, without it by the order of the table: schedulers that
+    see the same loads would all take the same instance until it reports them.
     Raises Unavailable without a path and NeverFits.
     """
-    order = InstanceOrder(loads, prompt)
+    order = InstanceOrder(loads, prompt, rng)
     free = _first_free(order, prompt) if not prompt.avoid else _first_untried(order, prompt)
     if prompt.expected_outputs and not (prompt.avoid or prompt.prefill_only or (free and free[0] is free[1])):
         options = _compare(loads, order, prompt, free, hand_off_s)
         if options:
-            best = min(options, key=attrgetter("cost.total_s"))
+            best = _cheapest(options, rng)
             if free is None and not best.is_local:
                 return None  # the hand-off that waits for the prefill instance's next step
             plan = _plan(best.start, best.end, prompt)
@@ -112,6 +118,22 @@ def _compare(
         pairs.append(None if alone is None else (alone, alone))
     costs = [(one, cost_of_path(*one, prompt, loads, hand_off_s)) for one in pairs if one is not None]
     return [_Option(*one, cost) for one, cost in costs if cost is not None]
+
+
+def _cheapest(options: Sequence[_Option], rng: random.Random | None) -> _Option:
+    """Return the option that costs least, or any local one that costs nearly as little.
+
+    Not a hand-off that costs more: it would bring the longer gaps of both ways without a gain.
+    """
+    least = min(options, key=_total)
+    if rng is None:
+        return least
+    most_s = _NEAR * _total(least)
+    return rng.choice([one for one in options if one is least or (one.is_local and _total(one) <= most_s)])
+
+
+def _total(option: _Option) -> float:
+    return option.cost.total_s
 
 
 def _may_serve_alone(load: InstanceLoad, prompt: PromptFacts) -> bool:

@@ -67,7 +67,11 @@ class Registry:
         same_host: SameHost = operator.eq,
         models: Collection[str] = (),
     ) -> None:
-        """`models` are the names of the scheduler's model; workers of other engines may use another name for it."""
+        """`rng` spreads reconnects and breaks ties of placement.
+
+        `models` are the names of the scheduler's model; workers of other engines may use another name for it.
+        """
+        self.rng = rng
         self._members = Members(
             expected, lambda entry: Member(entry, self, connect, limits, rng), limits, self._drop_instance
         )

@@ -3,8 +3,8 @@
 The best one is taken nearly always, so only that is searched for; the others are sorted if it is not taken.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 from typing import Any
 
 from scheduler.load.loads import InstanceLoad, PromptFacts
@@ -12,8 +12,6 @@ from wire.types import Role
 
 _WORTH_SEQUENCES = 4
 """Among decode instances, having the whole prompt cached outweighs this many sequences."""
-_outstanding = attrgetter("outstanding_tokens")
-_sequences = attrgetter("sequences")
 
 
 class _BestFirst:
@@ -38,11 +36,11 @@ class InstanceOrder:
 
     Starts with the fewest tokens to compute before the prompt's first token come first. Of the ends, those with room
     for the whole prompt come first, among them those with the fewest sequences; a cached prefix outweighs a few
-    sequences. Ties go to the first one in the table. `peers` are how many prefill and decode instances share the links,
-    1 at least.
+    sequences. Of several best ones `rng` draws the first; other ties, and all without `rng`, are in the order of the
+    table. `peers` are how many prefill and decode instances share the links, 1 at least.
     """
 
-    def __init__(self, loads: Sequence[InstanceLoad], prompt: PromptFacts) -> None:
+    def __init__(self, loads: Sequence[InstanceLoad], prompt: PromptFacts, rng: random.Random | None = None) -> None:
         by_role: dict[Role, list[InstanceLoad]] = {role: [] for role in Role}
         for load in loads:
             by_role[load.role].append(load)
@@ -51,20 +49,21 @@ class InstanceOrder:
         starts = (
             [load for load in loads if load.role is not Role.DECODE] if prefill and combined else prefill or combined
         )
-        self.starts = _starts(starts, prompt)
-        self.ends = _ends([] if prompt.prefill_only else decode, prompt)
+        self.starts = _starts(starts, prompt, rng)
+        self.ends = _ends([] if prompt.prefill_only else decode, prompt, rng)
 
 
-def _starts(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> _BestFirst:
+def _starts(loads: Sequence[InstanceLoad], prompt: PromptFacts, rng: random.Random | None) -> _BestFirst:
     known = prompt.known
 
     def key(load: InstanceLoad) -> float:
         return load.outstanding_tokens - known.get(load.index, 0)
 
-    return _BestFirst(loads, min(loads, key=key if known else _outstanding, default=None), key)
+    keys = [key(load) for load in loads] if known else [load.outstanding_tokens for load in loads]
+    return _BestFirst(loads, _first(loads, keys, rng), key)
 
 
-def _ends(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> _BestFirst:
+def _ends(loads: Sequence[InstanceLoad], prompt: PromptFacts, rng: random.Random | None) -> _BestFirst:
     known, shared, length = prompt.known, prompt.shared, max(1, prompt.num_tokens)
     needed: dict[int, int] = {}
 
@@ -77,7 +76,19 @@ def _ends(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> _BestFirst:
     def key(load: InstanceLoad) -> tuple[bool, float]:
         return lacks_room(load), load.sequences - _WORTH_SEQUENCES * known.get(load.index, 0) / length
 
-    first = None if known else min(loads, key=_sequences, default=None)
+    first = None if known else _first(loads, [load.sequences for load in loads], rng)
     if first is None or lacks_room(first):
-        first = min(loads, key=key, default=None)
+        first = _first(loads, [key(load) for load in loads], rng)
     return _BestFirst(loads, first, key)
+
+
+def _first(loads: Sequence[InstanceLoad], keys: list[Any], rng: random.Random | None) -> InstanceLoad | None:
+    """Return a load with the least of the keys: one drawn by `rng`, else the first."""
+    if not keys:
+        return None
+    least = min(keys)
+    at = keys.index(least)
+    if rng is not None:
+        for _ in range(int(rng.random() * keys.count(least))):
+            at = keys.index(least, at + 1)
+    return loads[at]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -46,13 +47,37 @@ def test_the_least_loaded_prefill_and_decode_are_picked() -> None:
     assert pair(*loads) == (1, 3)
 
 
-def test_ties_go_to_the_first_one_in_the_table() -> None:
-    assert pair(decode(3), decode(2), prefill(1), prefill(0)) == (1, 3)
+def drawn(*loads: InstanceLoad, **facts: Any) -> set[object]:
+    """Return the pairs of 400 plans; each must come about as often as the others."""
+    prompt = PromptFacts(**{"num_tokens": 100, "max_tokens": 50, **facts})
+    plans = [place(loads, prompt, rng=random.Random(seed)) for seed in range(400)]
+    counts = Counter(plan.pair for plan in plans if plan is not None)
+    assert min(counts.values()) > 0.7 * 400 / len(counts)
+    return set(counts)
+
+
+@pytest.mark.parametrize(
+    ("loads", "facts", "pairs"),
+    [
+        ([], {}, {(1, 3), (0, 3), (1, 2), (0, 2)}),
+        ([decode(4, sequences=1), prefill(5, outstanding_tokens=1)], {}, {(1, 3), (0, 3), (1, 2), (0, 2)}),
+        ([decode(4, blocks_free=0)], {}, {(1, 3), (0, 3), (1, 2), (0, 2)}),
+        ([], {"known": {0: 64, 2: 64}}, {(0, 2)}),
+        ([load(4, Role.COMBINED)], {"max_tokens": 1}, {(None, 0), (None, 1), (None, 4)}),
+    ],
+)
+def test_ties_are_broken_at_random(loads: list[InstanceLoad], facts: dict[str, Any], pairs: set[object]) -> None:
+    """By a source that is passed; without one they go to the first in the table."""
+    tied = [decode(3), decode(2), prefill(1), prefill(0)]
+
+    assert drawn(*loads, *tied, **facts) == pairs
+    assert pair(*tied) == (1, 3)
     assert pair(load(2, Role.COMBINED), prefill(0), decode(1)) == (None, 2)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_instances_come_in_the_order_of_a_full_sort(seed: int) -> None:
+    """Of those that are equal, the source of chance draws the first."""
     draw = random.Random(seed)
     loads = [
         load(
@@ -65,16 +90,22 @@ def test_instances_come_in_the_order_of_a_full_sort(seed: int) -> None:
     shared = {index: tokens for index, tokens in known.items() if draw.random() < 0.5}
     facts = PromptFacts(100, 50, known=known, shared=shared)
 
+    def tokens(one: InstanceLoad) -> int:
+        return one.outstanding_tokens - known.get(one.index, 0)
+
     def rank(one: InstanceLoad) -> tuple[bool, float]:
         lacks = one.blocks_for_all(facts) - one.blocks_shared(facts) > one.blocks_free
         return lacks, one.sequences - 4 * known.get(one.index, 0) / 100
 
-    order = InstanceOrder(loads, facts)
+    order, drawing = InstanceOrder(loads, facts), InstanceOrder(loads, facts, draw)
     starts = [one for one in loads if one.role is not Role.DECODE]
     ends = [one for one in loads if one.role is Role.DECODE]
     for _ in range(2):  # the second time what was sorted is kept
-        assert list(order.starts) == sorted(starts, key=lambda one: one.outstanding_tokens - known.get(one.index, 0))
+        assert list(order.starts) == sorted(starts, key=tokens)
         assert list(order.ends) == sorted(ends, key=rank)
+    assert list(map(tokens, drawing.starts)) == sorted(map(tokens, starts))
+    assert list(map(rank, drawing.ends)) == sorted(map(rank, ends))
+    assert {one.name for one in (*drawing.starts, *drawing.ends)} == {one.name for one in loads}
 
 
 def test_waits_while_every_prefill_has_more_than_a_step_outstanding() -> None:
@@ -162,6 +193,21 @@ def test_the_path_that_costs_all_streams_least_is_taken(
     given = {"num_tokens": 256, "max_tokens": 64, "expected_outputs": 64.0, **facts}
 
     assert pair(*loads, **given) == chosen
+
+
+@pytest.mark.parametrize(
+    ("busy_prefill", "pairs"),
+    [
+        ({}, {(0, 1), (None, 0), (None, 1)}),  # the same in every part
+        ({"outstanding_tokens": 20}, {(None, 0), (None, 1)}),  # of the two local ones, 12 ms of 1.1 s are no difference
+        ({"outstanding_tokens": 60}, {(None, 1)}),
+    ],
+)
+def test_near_ties_of_local_paths_are_broken_at_random(busy_prefill: dict[str, Any], pairs: set[object]) -> None:
+    """A hand-off has to be cheapest."""
+    loads = [measured(prefill(0), **busy_prefill), measured(decode(1))]
+
+    assert drawn(*loads, num_tokens=256, max_tokens=64, expected_outputs=64.0) == pairs
 
 
 @pytest.mark.parametrize(
