@@ -45,7 +45,7 @@ from scheduler.api.token_generation import TokensBody, generate_tokens
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
-from scheduler.http.header import header_of
+from scheduler.http.header import header_of, whole_header
 from scheduler.http.keys import OPEN_PATHS
 from scheduler.request_class import CLASS_HEADER
 
@@ -214,7 +214,7 @@ def _handler_of(route: Route, context: AppContext) -> Handler:
             if wanted is not None and (view := context.metrics.view) is not None:
                 request.scope["state"]["load_report"] = report_of(wanted, view)
             tenant = str(request.scope["state"].get("tenant", ""))
-            request_class = context.class_of(tenant, header_of(request.scope, CLASS_HEADER))
+            request_class = context.class_of(tenant, whole_header(request.scope, CLASS_HEADER))
             request.scope["state"]["request_class"] = request_class
             context.dispatcher.check_room(tenant, request_class)
         if route.path in KEPT and keeps_stream(request):

@@ -298,7 +298,7 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
     if options.orphan_limit > MAX_ORPHAN_S:
         raise ConfigError(f"--orphan-limit {options.orphan_limit:g} is out of range: at most {MAX_ORPHAN_S:g}")
     options.callback_place()
-    options.classes()
+    _check_first_token(options)
     AddressRules.of(options.allow_private_urls)
     folder = options.allowed_local_media_path
     if folder is not None and not Path(folder).is_dir():
@@ -313,3 +313,13 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
             if not (value > 0 or (may_be_0 and value == 0)):
                 least = "0 or more" if may_be_0 else "more than 0"
                 raise ConfigError(f"--{field.name.replace('_', '-')} {value} is out of range: {least}")
+
+
+def _check_first_token(options: SchedulerOptions) -> None:
+    """Raise ConfigError for a limit of the first token that no request reaches: it would fail before."""
+    limits = {"--ttft-limit": options.ttft_limit}
+    limits |= {f"--request-classes {one.name}: ttft": one.ttft_limit_s for one in options.classes().values()}
+    most_s = options.first_token_timeout
+    for name, limit_s in limits.items():
+        if limit_s is not None and limit_s > most_s:
+            raise ConfigError(f"{name} {limit_s:g} is more than --first-token-timeout {most_s:g}")

@@ -9,3 +9,9 @@ def header_of(scope: Scope, name: bytes) -> str | None:
         if one == name:
             return str(value, "latin-1")
     return None
+
+
+def whole_header(scope: Scope, name: bytes) -> str | None:
+    """Return a header as `header_of` does, with the values of all its lines, separated by commas."""
+    values = [str(value, "latin-1") for one, value in scope["headers"] if one == name]
+    return ", ".join(values) if values else None

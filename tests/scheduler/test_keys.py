@@ -239,15 +239,17 @@ QUICK, BATCH = RequestClass("quick", 2.0, 0.05), RequestClass("batch", None, 1.0
     [
         (KEY, None, BATCH), (KEY, "batch", BATCH), (KEY, "quick", QUICK), (KEY, "none", "may use batch, quick"),
         (OTHER, None, UNCLASSED), (OTHER, "quick", "may use none"), (OTHER, "", "may use none"),
+        (KEY, ("batch", "quick"), "'batch, quick': this API key may use batch, quick"),
         ("third", None, BATCH), ("third", "quick", "may use batch"), ("third", "Batch", "may use batch"),
         (None, None, UNCLASSED), (None, "quick", QUICK), (None, "none", "may use quick, batch"),
     ],
 )  # fmt: skip
 async def test_a_request_has_a_class_that_its_key_may_use(
-    serve: Serve, tmp_path: Path, key: str | None, name: str | None, found: RequestClass | str
+    serve: Serve, tmp_path: Path, key: str | None, name: str | tuple[str, ...] | None, found: RequestClass | str
 ) -> None:
     options = _classed(tmp_path, f"{KEY} batch, quick\n{OTHER}\nthird batch\n")
-    headers = {"authorization": f"Bearer {key}"} | ({} if name is None else {"X-Pdserve-Class": name})
+    names = (name,) if isinstance(name, str) else name or ()  # two that contradict are none
+    headers = [("authorization", f"Bearer {key}"), *(("X-Pdserve-Class", one) for one in names)]
     async with serve(request_classes=options.request_classes) as served:
         context = dataclasses.replace(served.context, keys=read_keys(options, {}) if key else Keys())
         transport = httpx.ASGITransport(build_app(context))
