@@ -1,17 +1,21 @@
 """A simulated cluster takes the time that its costs say, on the paths that placement chooses."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean, pvariance
 
 import pytest
 
+from scheduler.request import GenerationRequest
 from scheduler.request_class import RequestClass
 from simulation.cluster import Shape, SimulatedCluster
 from simulation.replay import Served, simulate
-from simulation.trace import TraceRequest, poisson
+from simulation.trace import TraceRequest, poisson, prompt_of
+from tests.scheduler.virtual_time import virtual
+from wire.errors import Overloaded
 from wire.step_cost import StepCost
-from wire.types import Role
+from wire.types import Role, SamplingParams
 
 P, D, C = Role.PREFILL, Role.DECODE, Role.COMBINED
 COST = StepCost(base_s=0.013, sequence_s=0.0009, token_s=0.0014)
@@ -121,6 +125,40 @@ def test_a_limit_of_the_first_token_keeps_it_under_overload() -> None:
     assert max(one.ttft_s for one in served if one.num_tries == 1) <= 1.5 * 2.0
     assert _late(free) > 5 * 2.0
     assert sum(one.num_tokens for one in served) == 64 * len(served)
+
+
+@virtual
+async def test_a_late_request_is_refused_at_once_with_when_to_retry() -> None:
+    cluster, loop = (
+        SimulatedCluster(Shape([P, D], COST, compare_paths=True, ttft_limit_s=2.0)),
+        asyncio.get_running_loop(),
+    )
+    params, tasks = SamplingParams(max_tokens=16), list[asyncio.Task[float]]()
+
+    async def send(num_tokens: int) -> float:
+        served = Served(loop.time())
+        prompts = (prompt_of(len(tasks), TraceRequest(0.0, num_tokens, 16)),)
+        await cluster.control.dispatch.run(GenerationRequest(str(len(tasks)), prompts, params, 60.0, 60.0), served)
+        return served.ttft_s
+
+    async with cluster.serving():
+        await send(256)  # measures steps
+        refused_at = loop.time()
+        while not tasks or not tasks[-1].done():
+            tasks.append(asyncio.create_task(send(256)))
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match=r"is expected after 2\.\d s \(limit 2 s, --ttft-limit\)") as refused:
+            await tasks.pop()
+        assert loop.time() == refused_at
+        await asyncio.sleep(refused.value.retry_after_s)
+        assert refused.value.retry_after_s == 1
+        assert not refused.value.is_final
+        assert await send(256) <= 2.0
+        assert max(await asyncio.gather(*tasks)) <= 2.0 * 1.1
+        refused_at = loop.time()
+        with pytest.raises(Overloaded, match=r"on an idle cluster \(limit 2 s, --ttft-limit\)") as never:
+            await send(4096)
+        assert (never.value.is_final, loop.time()) == (True, refused_at)
 
 
 @pytest.mark.parametrize(
