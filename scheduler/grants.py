@@ -139,6 +139,8 @@ class Placer:
             return facts
         known, shared = dict[int, int](), dict[int, int]()
         for instance in self._registry.living():
+            if not instance.in_flight.may_have(facts.chain):
+                continue
             if held := instance.in_flight.tokens_known(facts.chain):
                 known[instance.index] = held
             if held := instance.in_flight.tokens_shared(facts.chain):

@@ -92,6 +92,7 @@ class Instance:
         self._suspicion_changed = suspicion_changed
         self._role_held = role_held
         self._lost: InstanceLost | None = None
+        self.is_living = True  # while the session is open; read for each instance at each placement
         self._slowness = Slowness()
         self._last_message_at = self._run_time()
         self._sending_since: float | None = None
@@ -147,11 +148,6 @@ class Instance:
             cost=StepCost(ledger.load.step_base_s, ledger.load.step_sequence_s, ledger.load.step_token_s),
             gap_limit_s=ledger.load.gap_limit_s,
         )
-
-    @property
-    def is_living(self) -> bool:
-        """Whether the session is still open."""
-        return self._lost is None
 
     @property
     def slowness(self) -> float:
@@ -318,7 +314,7 @@ class Instance:
         return InternalError(f"internal error: {errors[0]!r}")
 
     def _end(self, error: InstanceLost) -> None:
-        self._lost = error
+        self._lost, self.is_living = error, False
         for on_instance in self._prompts.values():
             on_instance.on_event(SessionLost(error))
         self.link_answers.end(error)

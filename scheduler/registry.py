@@ -175,7 +175,8 @@ class Registry:
 
     def loads(self) -> list[InstanceLoad]:
         """Return the load of every living instance, for placement."""
-        return [one.placement_load(self.kv_pairs.gaps_from(one.index)) for one in self.living()]
+        gaps_from = self.kv_pairs.gaps_from
+        return [one.placement_load(gaps_from(one.index)) for one in self.living()]
 
     def slowness(self, indices: Collection[int | None]) -> float:
         """Return the largest slowness of these instances that are living; 1 if none is."""
@@ -196,10 +197,10 @@ class Registry:
         living = self.living()
         if prefill_only:
             return any(instance.role is not Role.DECODE for instance in living)
-        ends = [instance.index for instance in living if instance.role is Role.DECODE]
+        gap, decode = self.kv_pairs.gap, Role.DECODE
         return any(
-            (one.role is Role.COMBINED and self.kv_pairs.gap(one.index, one.index) is None)
-            or (one.role is Role.PREFILL and any(self.kv_pairs.gap(one.index, end) is None for end in ends))
+            (one.role is Role.COMBINED and gap(one.index, one.index) is None)
+            or (one.role is Role.PREFILL and any(gap(one.index, d.index) is None for d in living if d.role is decode))
             for one in living
         )
 

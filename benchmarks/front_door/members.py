@@ -9,6 +9,7 @@ from scheduler.grants import Placer
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
+from scheduler.load.prefixes import DIGEST_TOKENS
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.registry import Registry
 from wire.load import LoadSnapshot
@@ -25,7 +26,8 @@ def registry_of(num_members: int, rng: random.Random) -> Registry:
     for member in registry.members:
         entry, description = member.expected, describe(member.expected.index, member.role, 1)
         blocks, running = description.num_blocks, rng.randrange(64)
-        load = LoadSnapshot(blocks_total=blocks, blocks_used=rng.randrange(blocks // 2), running=running)
+        used = rng.randrange(blocks // 2)
+        load = LoadSnapshot(blocks_total=blocks, blocks_used=used, running=running, prefix_tokens_sought=1)
         member.instance = Instance(
             entry.index, entry.name, description, member.role, unused, load, limits, registry.changed, registry.changed,
             unused,
@@ -35,7 +37,9 @@ def registry_of(num_members: int, rng: random.Random) -> Registry:
 
 
 def place_and_release(placer: Placer, rng: random.Random) -> None:
-    """Place one prompt, from the members' loads as they are now, and release it."""
-    grant = placer.try_place("p", PromptFacts(rng.randrange(16, 4000), rng.randrange(2, 1000)))
+    """Place one prompt that no member has cached, from the members' loads as they are now, and release it."""
+    length = rng.randrange(64, 4000)
+    chain = tuple(rng.randbytes(16) for _ in range(length // DIGEST_TOKENS))
+    grant = placer.try_place("p", PromptFacts(length, rng.randrange(2, 1000), chain=chain))
     assert grant is not None
     grant.release()

@@ -106,6 +106,10 @@ class InFlightLedger:
         """The prompts assigned to this instance, including those in transit."""
         return self._prompts.keys()
 
+    def may_have(self, chain: Chain) -> bool:
+        """Whether the instance may have the beginning of a prompt, whose chain is not empty: known or shared tokens."""
+        return self._prefixes.may_have(chain) and self._caches
+
     def tokens_known(self, chain: Chain) -> int:
         """Return how many leading tokens of a prompt the instance has probably cached."""
         return self._prefixes.tokens_known(chain) if self._caches else 0

@@ -82,6 +82,10 @@ class Prefixes:
             if not self._users[digest]:
                 del self._users[digest]
 
+    def may_have(self, chain: Chain) -> bool:
+        """Whether any of the next two is not 0: few instances of a large cluster need the closer look."""
+        return chain[0] in self._known or chain[0] in self._users
+
     def tokens_known(self, chain: Chain) -> int:
         """Return how many leading tokens the instance has probably cached."""
         return _matched_tokens(chain, self._known.__contains__)

@@ -94,10 +94,13 @@ def chains(draw: st.DrawFn) -> Chain:
 @given(st.integers(0, 12), st.lists(chains(), max_size=12), chains())
 def test_the_known_prefix_is_the_chain_from_its_first_hash(maximum: int, noted: list[Chain], requested: Chain) -> None:
     it = Prefixes(maximum * DIGEST_TOKENS)
-    for chain in noted:
+    for number, chain in enumerate(noted):
         it.note(chain)
+        if number % 3 == 0:
+            it.run(str(number), chain)
 
     known = [digest in it._known for digest in requested]
     assert known == sorted(known, reverse=True), "a digest is known without the ones before it"
     assert it.tokens_known(requested) == 64 * sum(known)
+    assert not requested or it.may_have(requested) == bool(it.tokens_known(requested) + it.tokens_running(requested))
     assert len(it) == min(max(1, maximum), len({digest for chain in noted for digest in chain}))
