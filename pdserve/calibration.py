@@ -17,6 +17,7 @@ from wire.step_cost import StepCost
 
 Send = Callable[[LoadRequest], Coroutine[Any, Any, Timeline]]
 
+_LONGEST_S = 600.0
 _REPEATS = 3
 _STREAMS = (1, 2, 4, 8)
 _OUTPUT_TOKENS = 48
@@ -27,10 +28,23 @@ _LEAST_SPREAD = 2.0
 async def calibrate(send: Send, num_words: int, show: Callable[[str], None]) -> StepCost:
     """Send about thirty requests, with prompts of up to `num_words` random words; `show` prints lines of progress.
 
-    Raises Unavailable if a request fails, ConfigError if the times do not show what a prompt token costs.
+    Raises Unavailable if a request fails, ConfigError if the times do not show what a prompt token costs, or if all
+    together take more than 10 minutes.
     """
+    try:
+        async with asyncio.timeout(_LONGEST_S):
+            prompts, streams = await _measure(send, num_words, show)
+    except TimeoutError:
+        raise ConfigError(f"the requests take longer than {_LONGEST_S:g} s: set a shorter --longest-prompt") from None
+    return cost_of(prompts, streams)
+
+
+async def _measure(
+    send: Send, num_words: int, show: Callable[[str], None]
+) -> tuple[list[Sequence[Timeline]], list[Sequence[Timeline]]]:
+    """Return the requests of each length, and those of each number of concurrent streams."""
     words = random.Random()  # noqa: S311 - no secrets; new words each run, as the server has cached earlier ones
-    prompts, streams = [], []
+    prompts, streams = list[Sequence[Timeline]](), list[Sequence[Timeline]]()
     await _send(send, [LoadRequest(_text(words, 8), 8)])
     for length in (num_words // 16, num_words // 4, num_words // 2, num_words):
         show(f"measuring the time to first token of prompts of {length} words")
@@ -40,7 +54,7 @@ async def calibrate(send: Send, num_words: int, show: Callable[[str], None]) -> 
         show(f"measuring the time per output token of {count} concurrent streams")
         requests = [LoadRequest(_text(words, 8), _OUTPUT_TOKENS) for _ in range(count)]
         streams.append(await _send(send, requests))
-    return cost_of(prompts, streams)
+    return prompts, streams
 
 
 def cost_of(prompts: Sequence[Sequence[Timeline]], streams: Sequence[Sequence[Timeline]]) -> StepCost:

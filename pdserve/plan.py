@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +20,10 @@ from wire.step_cost import StepCost
 
 _TIMEOUT_S = 300.0
 EPILOG = """\
-The command sends the server about thirty requests: first prompts of up to --longest-prompt words, one at a time, for
-one token each, then 1 to 8 concurrent streams of short prompts. Their times show what a step costs: a base, a part for
-each sequence in it, and a part for each prompt token. Any server with OpenAI's API will do; it should serve nothing
-else meanwhile.
+The command sends the server about thirty requests, for 10 minutes at most: first prompts of up to --longest-prompt
+words, one at a time, for one token each, then 1 to 8 concurrent streams of short prompts. Their times show what a step
+costs: a base, a part for each sequence in it, and a part for each prompt token. Any server with OpenAI's API will do;
+it should serve nothing else meanwhile.
 
 All other flags are those of `pdserve simulate`: it then simulates the load, in virtual time, on each layout of
 --instances such servers, with the scheduler's own dispatch, queue and placement. The last lines name the best layout,
@@ -30,7 +31,7 @@ which may be combined instances, and the chunk size that keeps gaps between toke
 
 examples:
   pdserve plan --base-url http://10.0.0.18:8000 --instances 4 --rate 3 --input-len 2000 --output-len 200
-  pdserve plan --instances 2 --trace mooncake.jsonl
+  pdserve plan --instances 2 --trace mooncake.jsonl --plot layouts.svg
 """
 
 
@@ -51,11 +52,14 @@ def main(argv: Sequence[str]) -> int:
     if arguments.longest_prompt < 64:
         raise ConfigError(f"--longest-prompt {arguments.longest_prompt}: must be at least 64")
     simulate.check(arguments)  # before anything is measured
+    began_s = time.monotonic()
     cost = asyncio.run(_measure(arguments.base_url.rstrip("/").removesuffix("/v1"), arguments))
+    measured_s = time.monotonic() - began_s
     base, sequence, token = (1000 * value for value in (cost.base_s, cost.sequence_s, cost.token_s))
     if not arguments.json:
         print(
-            f"a step takes {base:.3g} ms, {sequence:.3g} ms for each sequence and {token:.3g} ms for each prompt token"
+            f"a step takes {base:.3g} ms, {sequence:.3g} ms for each sequence and {token:.3g} ms for each prompt token "
+            f"(measured in {measured_s:.0f} s)"
         )
     return simulate.run(arguments, cost)
 

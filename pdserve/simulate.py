@@ -4,15 +4,18 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pdserve.bench.load.percentiles import percentile
+from pdserve.bench.load.plot import file_of, require_plot
 from pdserve.client import Client
 from pdserve.flags.parser import CommandParser
+from pdserve.layout_plot import draw
 from pdserve.status_line import StatusLine
 from pdserve.text_table import text_table
+from pdserve.written_file import write_file
 from simulation.cluster import Shape
 from simulation.replay import Served, simulate
 from simulation.trace import TraceRequest, poisson, read_trace
@@ -27,6 +30,8 @@ _SLACK = 1.1
 _NEAR = 0.95
 """Of the layouts with at least this share of the highest tokens/s, the one with the lowest TTFT p95 is best."""
 _STREAMS_SHOWN = 8
+_PLOTTED = (0.25, 0.5, 2.0, 4.0)
+"""The plot also shows each layout with the gap limit times these."""
 _COSTS = ("pdserve_step_base_seconds", "pdserve_step_sequence_seconds", "pdserve_step_token_seconds")
 EPILOG = """\
 Dispatch, queue and placement are the scheduler's own; instances are simulated: they batch and limit chunks as the
@@ -40,6 +45,7 @@ examples:
   pdserve simulate --url http://127.0.0.1:9000 --rate 3 --input-len 512 --output-len 128
   pdserve simulate --step-cost 13,0.9,1.4 --instances 8 --trace mooncake.jsonl
   pdserve simulate --url http://127.0.0.1:9000 --layout 1P3D --layout 4C --requests 200 --rate 0 --json
+  pdserve simulate --step-cost 13,0.9,1.4 --instances 4 --rate 5 --plot layouts.svg
 """
 
 
@@ -96,18 +102,29 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences of an instance (default: 64)")
     parser.add_argument("--hand-off-ms", type=float, default=5.0, help="duration of a KV hand-off (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--plot", default="", help="plot tokens/s against gaps, also at other gap limits, to this .svg or .png"
+    )
 
 
 def run(arguments: argparse.Namespace, cost: StepCost) -> int:
     """Simulate the load on each layout and print the table; return 0."""
     trace: list[TraceRequest] = arguments.load
     shapes = _shapes(arguments, cost)
-    rows = []
+    rows, plotted = [], []
     with StatusLine() as line:
         for name, shape in shapes.items():
             line.show(f"simulating {len(trace)} requests on {name}")
             rows.append(_row(name, simulate(shape, trace), arguments.ttft_limit or float("inf")))
+            for factor in _PLOTTED if arguments.plot else ():
+                line.show(f"simulating {len(trace)} requests on {name} with {factor:g} times the gap limit")
+                other = replace(shape, gap_limit_s=factor * shape.gap_limit_s)
+                plotted.append(_row(name, simulate(other, trace), float("inf")))
     best = choose(rows, 1000 * arguments.gap_limit)
+    if arguments.plot:
+        figure = draw([*rows, *plotted], gap_limit_ms=1000 * arguments.gap_limit, title=f"{len(trace)} requests")
+        path = Path(arguments.plot)
+        write_file(path, file_of(figure, path.suffix.removeprefix(".")))
     if arguments.json:
         costs = {name: getattr(cost, name) for name in ("base_s", "sequence_s", "token_s")}
         layouts = [_as_json(row) for row in rows]
@@ -143,6 +160,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--gap-limit {arguments.gap_limit:g}: must be more than 0")
     if not 2 <= arguments.instances <= _MOST_INSTANCES:
         raise ConfigError(f"--instances {arguments.instances} is not in 2..{_MOST_INSTANCES}")
+    if arguments.plot:
+        require_plot(arguments.plot)
     arguments.load = _trace(arguments)
 
 

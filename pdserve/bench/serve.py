@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -31,6 +30,7 @@ from pdserve.bench.serve_options import ServeOptions, parse
 from pdserve.bench.serve_requests import make_requests
 from pdserve.target_cluster import START_HINT
 from pdserve.termination import unwind_on_sigterm
+from pdserve.written_file import write_file
 from scheduler.loop import run
 from wire.errors import ConfigError, Unavailable
 
@@ -120,10 +120,10 @@ class _Bench:
             result = about(options, model, now)
             result |= measured(record, summary, self._client, detailed=options.save_detailed, pooled=options.is_pooled)
             path, line = Path(options.result_dir) / file_name(options, model, now), json.dumps(result) + "\n"
-            _write(path, line.encode(), appends=options.append_result)
+            write_file(path, line.encode(), appends=options.append_result)
         if options.plot:
             path, title = Path(options.plot), f"{self._model}, {options.url}"
-            _write(path, plot(record.in_order, title=title, file_type=path.suffix.removeprefix(".")))
+            write_file(path, plot(record.in_order, title=title, file_type=path.suffix.removeprefix(".")))
 
     def check(self) -> None:
         """Raise Unavailable if no request completed."""
@@ -185,13 +185,3 @@ async def _warm_up(endpoint: Endpoint, requests: Sequence[LoadRequest], count: i
     for line in await asyncio.gather(*(endpoint.send(requests[i % len(requests)]) for i in range(count))):
         if line.failure is not None:
             raise Unavailable(f"a warm-up request (--num-warmups) failed: {line.failure}")
-
-
-def _write(path: Path, content: bytes, *, appends: bool = False) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab" if appends else "wb") as file:
-            file.write(content)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}") from error
-    print(f"written: {path}", file=sys.stderr)

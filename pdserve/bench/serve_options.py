@@ -230,10 +230,8 @@ def check(options: ServeOptions) -> ServeOptions:
     if options.dataset_path and not Path(options.dataset_path).exists():
         raise ConfigError(f"--dataset-path {options.dataset_path} does not exist")
     _ = options.shape
-    if options.plot and not options.plot.endswith((".svg", ".png")):
-        raise ConfigError(f"--plot {options.plot}: use a file that ends in .svg or .png")
     if options.plot:
-        require_plot()
+        require_plot(options.plot)
     _ = options.goals, options.headers, options.extra_fields, _parse_pairs("--metadata", options.metadata)
     return options
 

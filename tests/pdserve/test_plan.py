@@ -3,13 +3,15 @@
 import asyncio
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from pdserve import cli
 from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.timeline import RequestFailure, Timeline
-from pdserve.calibration import calibrate, cost_of
+from pdserve.calibration import Send, calibrate, cost_of
+from simulation.virtual_time import VirtualTimeLoop
 from wire.errors import ConfigError, Unavailable
 from wire.step_cost import StepCost
 
@@ -76,6 +78,24 @@ def test_times_that_show_nothing_are_refused_with_what_is_wanted(server: _Server
         asyncio.run(calibrate(server.send, 512, lambda line: None))
 
 
+def test_a_calibration_takes_ten_minutes_at_most() -> None:
+    async def send(request: LoadRequest) -> Timeline:
+        await asyncio.sleep(22.0)  # 28 requests, in 17 turns
+        return Timeline(0.0, 0.0, (0.1,), 0.2, len(str(request.prompt).split()), request.max_tokens)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        with pytest.raises(ConfigError, match="first tokens took 0"):
+            runner.run(calibrate(send, 512, lambda line: None))
+        slow = partial(_later, 14.0, send)
+        with pytest.raises(ConfigError, match="take longer than 600 s: set a shorter --longest-prompt"):
+            runner.run(calibrate(slow, 512, lambda line: None))
+
+
+async def _later(seconds: float, send: Send, request: LoadRequest) -> Timeline:
+    await asyncio.sleep(seconds)
+    return await send(request)
+
+
 def test_first_tokens_that_take_no_longer_are_refused() -> None:
     times_s = {32: 0.1, 128: 0.5, 256: 0.5, 512: 0.11}
     prompts = [[Timeline(0.0, 0.0, (first_s,), first_s, length, 1)] for length, first_s in times_s.items()]
@@ -106,6 +126,7 @@ def test_steps_that_take_less_with_more_streams_cost_nothing_for_each() -> None:
     ("flags", "status", "words"),
     [
         (["--base-url=http://127.0.0.1:1"], 1, "http://127.0.0.1:1/v1/models does not answer"),
+        (["--plot=f.jpg"], 2, "--plot f.jpg: use a file that ends in .svg or .png"),
         (["--longest-prompt=63"], 2, "--longest-prompt 63: must be at least 64"),
         (["--trace=/nonexistent"], 2, "/nonexistent: No such file or directory"),
         (["--bogus=1"], 2, "unknown flag --bogus"),

@@ -1,11 +1,17 @@
 """`pdserve simulate`: layouts, the best of them, and what is no cost or layout."""
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from pdserve.client import Client, Sample
+from pdserve.layout_plot import draw, pareto
 from pdserve.simulate import Row, choose, main, measured_cost, roles_of
+from tests.conftest import MISSING
 from wire.errors import ConfigError
 from wire.step_cost import StepCost
 from wire.types import Role
@@ -55,6 +61,7 @@ def test_the_best_layout_keeps_the_limit_of_gaps(rows: list[Row], best: str) -> 
         ([_COST, "--gap-limit=0"], "--gap-limit 0: must be more than 0"),
         ([_COST, "--instances=1"], r"--instances 1 is not in 2..4096"),
         ([_COST, "--layout=4"], "--layout 4 is not a layout such as 2P1D or 3C"),
+        ([_COST, "--plot=layouts.pdf"], "--plot layouts.pdf: use a file that ends in .svg or .png"),
         ([_COST, "--trace=/nonexistent"], "/nonexistent: No such file or directory"),
     ],
 )
@@ -70,6 +77,43 @@ def test_every_split_and_all_combined_are_compared(capsys: pytest.CaptureFixture
     assert [row["layout"] for row in answer["layouts"]] == ["1P2D", "1P2D auto", "2P1D", "2P1D auto", "3C"]
     assert answer["best"] in [row["layout"] for row in answer["layouts"]]
     assert answer["layouts"][0]["paths"] == {"handoff": 6}
+
+
+@pytest.mark.parametrize(
+    ("figures", "curve"),
+    [
+        ({"1P1D": (20, 100), "2C": (120, 200), "1P1D auto": (130, 150)}, ["1P1D", "2C"]),
+        ({"a": (20, 100), "b": (20, 120), "c": (30, 120)}, ["b"]),
+        ({"a": (20, 100)}, ["a"]),
+    ],
+)
+def test_the_pareto_curve_has_the_layouts_none_is_better_than(
+    figures: dict[str, tuple[float, float]], curve: list[str]
+) -> None:
+    rows = [_row(name, tokens_per_s, 1.0, gap_ms) for name, (gap_ms, tokens_per_s) in figures.items()]
+
+    assert [row.layout for row in pareto(rows)] == curve
+
+
+def test_the_plot_has_each_layout_at_five_limits_of_gaps(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason=f"{MISSING}: matplotlib, of the extra `plot`")
+    flags = ["--requests=6", "--rate=0", "--output-len=8", f"--plot={tmp_path / 'out' / 'layouts.svg'}"]
+    figure: Any = None
+
+    def keep(rows: Sequence[Row], **texts: Any) -> Any:
+        nonlocal figure
+        figure = draw(rows, **texts)
+        return figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pdserve.simulate.draw", keep)
+        assert main([_COST, *flags]) == 0
+
+    lines = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
+    assert list(lines) == ["1P1D", "1P1D auto", "2C", "Pareto curve", "--gap-limit"]
+    assert [len(lines[name]) for name in ("1P1D", "1P1D auto", "2C")] == [5, 5, 5]
+    assert {x for x, _ in lines["--gap-limit"]} == {100.0}
+    assert ElementTree.parse(tmp_path / "out" / "layouts.svg").getroot().tag.endswith("svg")
 
 
 @pytest.mark.parametrize(

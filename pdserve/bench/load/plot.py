@@ -20,17 +20,23 @@ _CURVES = (("ttft", "#2f6fb3"), ("tpot", "#2e8b57"), ("longest_gap", "#c0692b"),
 _MAX_BARS = 400
 
 
-def require_plot() -> None:
-    """Raise ConfigError if nothing can be plotted."""
+def require_plot(name: str) -> None:
+    """Raise ConfigError if nothing can be plotted to a file of this name."""
+    if not name.endswith((".svg", ".png")):
+        raise ConfigError(f"--plot {name}: use a file that ends in .svg or .png")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install 'pdserve[plot]'")
 
 
 def plot(lines: Sequence[Timeline], *, title: str, file_type: str) -> bytes:
-    """Return a file of this type (`svg`, `png`) with the plot. Raises ConfigError without matplotlib."""
-    require_plot()
+    """Return a file of this type (`svg`, `png`) with the plot."""
+    return file_of(draw(lines, title=title), file_type)
+
+
+def file_of(figure: "Figure", file_type: str) -> bytes:
+    """Return a file of this type with the figure."""
     file = io.BytesIO()
-    draw(lines, title=title).savefig(file, format=file_type, dpi=150)
+    figure.savefig(file, format=file_type, dpi=150)
     return file.getvalue()
 
 
