@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -115,11 +116,11 @@ def run(arguments: argparse.Namespace, cost: StepCost) -> int:
     with StatusLine() as line:
         for name, shape in shapes.items():
             line.show(f"simulating {len(trace)} requests on {name}")
-            rows.append(_row(name, simulate(shape, trace), arguments.ttft_limit or float("inf")))
+            rows.append(row_of(name, simulate(shape, trace), arguments.ttft_limit or math.inf))
             for factor in _PLOTTED if arguments.plot else ():
                 line.show(f"simulating {len(trace)} requests on {name} with {factor:g} times the gap limit")
                 other = replace(shape, gap_limit_s=factor * shape.gap_limit_s)
-                plotted.append(_row(name, simulate(other, trace), float("inf")))
+                plotted.append(row_of(name, simulate(other, trace)))
     best = choose(rows, 1000 * arguments.gap_limit)
     if arguments.plot:
         figure = draw([*rows, *plotted], gap_limit_ms=1000 * arguments.gap_limit, title=f"{len(trace)} requests")
@@ -172,15 +173,18 @@ def _trace(arguments: argparse.Namespace) -> list[TraceRequest]:
 
 
 def _step_cost(arguments: argparse.Namespace) -> StepCost:
-    if arguments.url is not None:
-        return measured_cost(Client(arguments.url))
-    parts = arguments.step_cost.split(",")
+    return step_cost_of(arguments.step_cost) if arguments.url is None else measured_cost(Client(arguments.url))
+
+
+def step_cost_of(text: str) -> StepCost:
+    """Return the cost of `13,0.9,1.4`, in ms. Raises ConfigError."""
+    parts = text.split(",")
     try:
         values = [float(part) / 1000 for part in parts]
     except ValueError:
         values = []
     if len(values) != 3 or not all(0 <= value < float("inf") for value in values) or not (values[0] and values[2]):
-        raise ConfigError(f"--step-cost {arguments.step_cost} must be three times in ms, such as 13,0.9,1.4")
+        raise ConfigError(f"--step-cost {text} must be three times in ms, such as 13,0.9,1.4")
     return StepCost(*values)
 
 
@@ -225,7 +229,8 @@ def _splits(instances: int) -> list[str]:
     return [*(f"{p}P{instances - p}D" for p in range(1, instances, every)), f"{instances}C"]
 
 
-def _row(layout: str, trace: Sequence[Served], ttft_limit_s: float) -> Row:
+def row_of(layout: str, trace: Sequence[Served], ttft_limit_s: float = math.inf) -> Row:
+    """Return the figures of a layout that served a trace; `ttft_limit_s` is the time for first tokens `in_time`."""
     served = [one for one in trace if one.num_tokens]
     seconds = max((one.last for one in served), default=0.0) - min(one.arrived for one in trace)
     ttft = [one.ttft_s for one in served]

@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import layouts
+from pdserve.bench.pd.loads import all_loads
 from pdserve.client import Client, Sample
 from pdserve.layout_plot import draw, pareto
 from pdserve.simulate import Row, choose, main, measured_cost, roles_of
@@ -68,6 +70,18 @@ def test_the_best_layout_keeps_the_limit_of_gaps(rows: list[Row], best: str) -> 
 def test_bad_input_is_one_line_with_the_value(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         main(flags)
+
+
+def test_the_loads_of_bench_pd_are_simulated_on_larger_clusters(capsys: pytest.CaptureFixture[str]) -> None:
+    layouts.main(["--instances", "2"])
+
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[2] for row in rows] == ["1P1D", "2C", "1P1D auto"] * 7
+    assert len({row[1] for row in rows}) == len(all_loads(quick=False)) == 7
+    figures = {(row[1], row[2]): [float(value.strip(" |").replace(",", "")) for value in row[3:]] for row in rows}
+    assert all(value > 0 for values in figures.values() for value in values)
+    one = "one at a time, 512/64"
+    assert figures[one, "1P1D"][1] == pytest.approx(13 + 512 * 1.4, abs=1)
 
 
 def test_every_split_and_all_combined_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
