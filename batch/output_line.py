@@ -133,11 +133,15 @@ def _tokens(body: Any) -> tuple[int, int]:
 
     Anthropic counts a prompt's cached tokens separately from the rest.
     """
-    usage = body.get("usage") if isinstance(body, dict) else None
-    counts = usage if isinstance(usage, dict) else {}
+    found = body if isinstance(body, dict) else {}
+    counts = _object(found.get("usage")) or _object(_object(found.get("meta")).get("billed_units"))  # Cohere's
     num_prompt = counts.get("prompt_tokens", counts.get("input_tokens"))
     cached = sum(_count(counts.get(f"cache_{how}_input_tokens")) for how in ("creation", "read"))
     return _count(num_prompt) + cached, _count(counts.get("completion_tokens", counts.get("output_tokens")))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _count(value: Any) -> int:

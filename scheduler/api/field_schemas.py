@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
-from scheduler.images.image_part import DETAILS
+from scheduler.images.image_part import DETAILS, MAX_UUID_CHARS
 from wire.kv_layout import ITEM_BYTES
 
 _Schema = dict[str, Any]
@@ -32,10 +32,22 @@ _IMAGE_URL: _Schema = {
     "required": ["url"],
     "properties": {"url": _TEXT, "detail": {"enum": [*DETAILS, None]}},
 }
+_UUID: _Schema = {"type": "string", "maxLength": MAX_UUID_CHARS}
 _IMAGE_PART: _Schema = {
     "type": "object",
     "required": ["type", "image_url"],
-    "properties": {"type": {"const": "image_url"}, "image_url": _IMAGE_URL},
+    "properties": {"type": {"const": "image_url"}, "image_url": _IMAGE_URL, "uuid": _UUID},
+}
+_KNOWN_IMAGE_PART: _Schema = {
+    "type": "object",
+    "required": ["type", "uuid"],
+    "properties": {"type": {"const": "image_url"}, "image_url": _NULL, "uuid": _UUID | {"minLength": 1}},
+}
+"""An image that was sent before."""
+_REFUSAL_PART: _Schema = {
+    "type": "object",
+    "required": ["type", "refusal"],
+    "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
 }
 _EMBEDS: _Schema = {
     "type": "object",
@@ -52,7 +64,7 @@ _EMBEDS_PART: _Schema = {
     "required": ["type", "image_embeds"],
     "properties": {"type": {"const": "image_embeds"}, "image_embeds": _EMBEDS},
 }
-_PART = _any_of(_TEXT_PART, _IMAGE_PART, _EMBEDS_PART)
+_PART = _any_of(_TEXT_PART, _IMAGE_PART, _KNOWN_IMAGE_PART, _EMBEDS_PART, _REFUSAL_PART)
 _NAME: _Schema = {"type": "string", "minLength": 1, "maxLength": 64}
 _CALLED: _Schema = {
     "type": "object",
@@ -71,6 +83,7 @@ _MESSAGE: _Schema = {
         "role": _NAME,
         "content": _any_of({"type": "string"}, _array_of(_PART), _NULL),
         "name": {"type": "string"},
+        **dict.fromkeys(("reasoning", "reasoning_content"), _any_of({"type": "string"}, _NULL)),
         "tool_calls": _any_of({"type": "array", "items": _CALL}, _NULL),
         "tool_call_id": {"type": "string"},
         "function_call": _any_of(_CALLED, _NULL),

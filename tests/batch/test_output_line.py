@@ -83,6 +83,14 @@ def test_a_body_in_many_lines_becomes_one() -> None:
     assert _read_answered(answer)["response"]["body"] == {"a": [1, 2.5, 1e-7]}
 
 
+def test_the_billed_units_of_an_embedding_count_as_its_prompt() -> None:
+    body = {"embeddings": {"float": [[1.0]]}, "meta": {"billed_units": {"input_tokens": 7, "image_tokens": 0}}}
+
+    outcome = answered("a", "r1", "/v2/embed", json_answer(body))
+
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (7, 0)
+
+
 @pytest.mark.parametrize("usage", [None, [], {"prompt_tokens": None}, {"prompt_tokens": "7"}, {"prompt_tokens": -1}])
 def test_usage_that_counts_nothing_counts_as_nothing(usage: Any) -> None:
     outcome = answered("a", "r1", "/score", json_answer({"usage": usage}))

@@ -7,12 +7,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
 
+import jsonschema
 import openapi_spec_validator
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.api.example_bodies import EXAMPLE_BODIES
+from scheduler.api.generation_body import ChatBody
+from scheduler.api.messages import read_messages
 from scheduler.api.route_entry import Route
 from scheduler.app import open_routes
 from scheduler.app_context import AppContext
@@ -80,6 +83,24 @@ async def test_bodies_are_described_with_their_bounds(serve: Any) -> None:
         ("response_id", "path", True), ("limit", "query", False), ("order", "query", False), ("after", "query", False),
     ]  # fmt: skip
     assert listing[1]["schema"] == {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "hi", "name": "a"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}, "uuid": "a"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": None, "uuid": "a"}]},
+        {"role": "user", "content": [{"type": "image_url", "uuid": "a"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant", "content": "a", "reasoning": "hm"},
+    ],
+)
+def test_messages_that_are_read_fit_their_description(message: dict[str, Any]) -> None:
+    schema = ChatBody.model_json_schema()
+
+    assert len(read_messages([message])) == 1
+    jsonschema.validate({"messages": [message]}, schema)
 
 
 @pytest.mark.parametrize("use_openai", ["0", "1"])
