@@ -102,7 +102,7 @@ class PrefillLegs:
         """Finish the work even if the prompt is cancelled; only the end of the session cancels it.
 
         Decode keeps the blocks of a waiting request, cancelled or not, until its KV has arrived (vLLM 0.26 to 0.33,
-        finish_requests of v1/core/sched/scheduler.py), and an aborted prefill never sends it.
+        finish_requests of vllm.v1.core.sched.scheduler), and an aborted prefill never sends it.
         """
         task = self._start(work, 0)
         try:

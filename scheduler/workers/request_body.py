@@ -70,7 +70,7 @@ def score_body(model: str, prompt: PromptState) -> Body:
     """Return the body of a request for the log probabilities of the prompt.
 
     It is no leg of a hand-off: where the model keeps a state (Mamba), a connector drops the prompt's last token unless
-    log probabilities are requested, which vLLM 0.33 assumes of both legs (nixl/base_scheduler.py,
+    log probabilities are requested, which vLLM 0.33 assumes of both legs (nixl.base_scheduler,
     _truncate_request_for_prefill); earlier versions always drop it, and with it its log probability.
     """
     body = _body(model, prompt, prompt.token_ids) | _ONE_TOKEN | {"prompt_logprobs": prompt.params.prompt_logprobs}

@@ -58,7 +58,7 @@ def test_the_first_seed_with_a_stop_string_is_used() -> None:
     (prompt,) = settled(case, spoken("abababababababab", "abcdefghijklmnop"), decode).prompts
 
     assert (prompt.params.seed, prompt.stops) == (DRAWN.seed + 1, ("i",))
-    with pytest.raises(ConfigError, match="none of 20 seeds"):
+    with pytest.raises(ConfigError, match="with each of 20 seeds"):
         settled(case, spoken("abababababababab"), decode)
 
 

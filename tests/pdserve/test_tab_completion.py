@@ -31,7 +31,7 @@ def _completed(folder: Path, line: str, module: str = "pdserve", **environ: str)
 @pytest.mark.parametrize(
     ("line", "proposed"),
     [
-        ("pdserve do", ["down"]),
+        ("pdserve do", ["down", "door"]),
         ("pdserve up --max-num-s", ["--max-num-seqs"]),
         ("pdserve up --model m --device ", ["auto", "cpu", "cuda", "npu"]),
         pytest.param("pdserve bench en", ["engine"], marks=pytest.mark.long),

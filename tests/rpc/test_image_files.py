@@ -53,7 +53,7 @@ def test_files_other_than_announced_are_refused(sizes: list[int]) -> None:
     received = ImageFiles()
     received.take(b"GIF")
 
-    with pytest.raises(InvalidRequest, match=rf"images: 3 bytes received, but {sum(sizes)} announced"):
+    with pytest.raises(InvalidRequest, match=rf"images: 3 bytes were received, but {sum(sizes)} announced"):
         received.attach(Generate(_state(*(b"" for _ in sizes))), sizes)
 
 

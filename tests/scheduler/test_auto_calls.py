@@ -18,7 +18,7 @@ from scheduler.tokens import Tokens
 from scheduler.tools.choice import ChoiceMode, ToolChoice
 from scheduler.tools.deltas import joined
 from scheduler.tools.parsers.registry import CALL_FORMATS
-from simulation import instance
+from simulation import prompt as simulated_prompt
 from tests.scheduler.fake_cluster import request
 from tests.scheduler.test_retries import PROMPT, linked
 from tests.scheduler.test_tool_calls import NOW, answers, shown
@@ -236,7 +236,7 @@ async def test_a_call_goes_on_when_its_decode_is_killed(
 ) -> None:
     tokens = Tokens(read_model_files(str(special)))
     script = (*tokens._encode(written(name), add_special_tokens=False), tokens.eos_token_ids[0])
-    monkeypatch.setattr(instance, "simulated_token", lambda prompt, sequence, index, vocab: script[index])
+    monkeypatch.setattr(simulated_prompt, "simulated_token", lambda prompt, sequence, index, vocab: script[index])
     alone = await pieces_of(tokens, name, 0)
     for killed_after in (2, len(script) // 2, len(script) - 5):
         resumed = await pieces_of(tokens, name, killed_after)

@@ -193,7 +193,7 @@ async def test_vllm_52234_a_lease_that_ends_on_a_full_decode_worker(monkeypatch:
 async def test_a_read_after_the_lease_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only prefill's counters show it: decode's answer is a 200 (vllm.distributed, kv_connector/v1/nixl/stats.py)."""
+    """Only prefill's counters show it: decode's answer is a 200 (vllm.distributed, kv_connector.v1.nixl.stats)."""
     monkeypatch.setattr(worker_session, "_POLL_S", 0.05)
     caplog.set_level(logging.INFO)
     async with WorkerCluster("PD").serving() as cluster:
