@@ -33,7 +33,7 @@ class Case:
 
     @property
     def victim(self) -> str:
-        """The process that fails: the first of its role, which placement chooses first."""
+        """The process that fails: the first of its role. One of several requests at once reaches it."""
         return VICTIMS[POINTS[self.point].who]
 
     @property

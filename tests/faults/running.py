@@ -147,9 +147,11 @@ async def _check_woken(cluster: FaultCluster, client: httpx.AsyncClient, case: C
     prompt = [11 + i for i in range(PROMPT_TOKENS)]
     results = await request_stream(client, prompt, 8)
     by = [pair for pair, words in cluster.expected(prompt, 8).items() if words == results.tokens]
-    assert (results.outcome, by) == (ANSWER, [("prefill-0", "prefill-0", "decode-0")]), describe([results])
+    assert (results.outcome, len(by)) == (ANSWER, 1), describe([results])
+    ((start, first, decode),) = by
+    assert start == first, "the answer began twice"
     await check_ledger(cluster, before, [results])
-    own = case.victim != "decode-0"  # the request of this check was admitted there
+    own = decode in others  # the request of this check was admitted there
     assert _admissions(cluster, others) == admitted + own
     await _pools_zero(cluster, Case(case.point, case.hit, "delay"), time.time(), cluster.starved_s(cluster.guide.names))
 
