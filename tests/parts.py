@@ -107,8 +107,9 @@ def _row(path: Path) -> tuple[str, bool]:
     tests, failures, errors, skipped = (int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped"))
     time_s, failed = float(suite.attrib["time"]), failures + errors
     late = f"  over the limit of {LIMIT_S / 60:.0f} min" if time_s > LIMIT_S else ""
-    row = f"{tests - failed - skipped:6}  {failed:6}  {skipped:7}  {time_s / 60:.0f} min{late}"
-    return row, not (failed or late)
+    passed = tests - failed - skipped
+    row = f"{passed:6}  {failed:6}  {skipped:7}  {time_s / 60:.0f} min{late}"
+    return row, bool(passed) and not (failed or late)
 
 
 def _git(root: Path, *words: str) -> str:

@@ -50,6 +50,8 @@ def test_a_commit_is_green_once_every_part_is_green(tmp_path: Path) -> None:
         (tmp_path / f"{part}.xml").write_text(_RESULT.format(3, 0, 5.0))
 
     assert summary(tmp_path)[1]
+    (tmp_path / "workers.xml").write_text(_RESULT.format(2, 0, 5.0))  # both skipped
+    assert not summary(tmp_path)[1]
 
 
 def test_results_of_a_changed_tree_are_not_the_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from pdserve.verify_endpoints import compare, positions, verify_endpoints
 from pdserve.workers.program import find_program
 from scheduler.probe import PROBE_TOKEN_IDS
 from scheduler.workers.proof import Position
+from tests.conftest import MISSING
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from tests.faults.cases import ANSWER
 from tests.faults.results import note
@@ -74,7 +75,7 @@ def running(model: Path, dtype: str = "float32") -> Iterator[RealPair]:
     try:
         program = find_program("vllm", os.environ)
     except ConfigError as error:
-        pytest.skip(f"{error}; docs/route.md has the commands")
+        pytest.skip(f"{MISSING}: {error}; docs/route.md has the commands")
     pair = RealPair(program, model.parent, model, dtype)
     try:
         pair.start("prefill", "decode")
