@@ -340,7 +340,7 @@ def test_an_older_epoch_is_current_again_without_a_newer_one() -> None:
             assert hand_over(rig, 30) == "tcp"
 
         until(lambda: [link.state for link in rig.sender.links()] == ["up"])
-        assert len(rig.receiver._links) == 1
+        until(lambda: len(rig.receiver._links) == 1)  # the one before ends on a thread of its own
 
 
 def test_a_ticket_begun_while_its_link_drains_goes_over_another() -> None:

@@ -52,7 +52,7 @@ def _left_by(child: str, tmp_path: Path) -> str:
     return left.read_text()
 
 
-def _has_ended(child_fd: int, timeout_s: float = 10.0) -> bool:
+def _has_ended(child_fd: int, timeout_s: float = 120.0) -> bool:
     return bool(select.select([child_fd], [], [], timeout_s)[0])
 
 
