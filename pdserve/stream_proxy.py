@@ -191,7 +191,7 @@ class StreamProxy:
         elif answer.status == 503:
             return False
         elif answer.status != 200:
-            await exchange.end(_error_event(answer.status, await answer.read()))
+            await exchange.end(_event(_error_in(answer.status, await answer.read())))
             return True
         async for part in self._parts(exchange, answer):
             await exchange.write(part)
@@ -218,17 +218,20 @@ class StreamProxy:
 
 async def _give_up(exchange: _Exchange, why: str) -> None:
     if exchange.started:
-        await exchange.end(_error_event(503, orjson.dumps(_error(503, f"no server can go on with this stream: {why}"))))
+        await exchange.end(_event(_error(503, f"no server can go on with this stream: {why}")))
     else:
         await _refuse(exchange.send, 503, f"no server can be reached: {why}")
 
 
-def _error_event(status: int, body: bytes) -> bytes:
-    try:
-        shown = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        shown = _error(status, "the server cannot go on with this stream")
+def _event(shown: object) -> bytes:
     return b"data: " + orjson.dumps(shown) + b"\n\n"
+
+
+def _error_in(status: int, body: bytes) -> object:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return _error(status, "the server cannot go on with this stream")
 
 
 def _error(status: int, message: str) -> dict[str, object]:

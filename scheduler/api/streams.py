@@ -60,7 +60,7 @@ def keeps_stream(request: Request) -> bool:
         return False
     if wanted.lower() in ("true", "1", _IF_POSSIBLE):
         return True
-    raise InvalidRequest(f"the header {_NAME} is {wanted!r:.40}, must be true, false or {_IF_POSSIBLE}")
+    raise InvalidRequest(f"the header {_NAME} is {wanted!r:.40}, but must be true, false or {_IF_POSSIBLE}")
 
 
 async def create_kept(context: AppContext, endpoint: Endpoint, request: Request) -> Generation:
@@ -165,5 +165,5 @@ def _why_not(generation: Generation, record: bytes) -> str | None:
 def _after(request: Request) -> int:
     given = request.query_params.get("after", "0")
     if not given.isascii() or not given.isdigit() or len(given) > 16 or int(given) > _MAX_AFTER:
-        raise InvalidRequest(f"after is {given!r:.40}, must be a number of events from 0 on", "after")
+        raise InvalidRequest(f"after is {given!r:.40}, but must be a number of events from 0 on", "after")
     return int(given)

@@ -153,7 +153,7 @@ def test_what_cannot_be_continued_ends_with_an_error() -> None:
     run(test)
 
 
-def test_other_answers_pass_unchanged_and_are_never_repeated_once_begun() -> None:
+def test_other_answers_pass_unchanged_and_once_begun_are_not_repeated() -> None:
     async def test() -> None:
         server = Server([PLAIN, PLAIN.replace(b"length: 2", b"length: 3"), PLAIN])
         async with proxy_to(server) as client:
