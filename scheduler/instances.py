@@ -68,13 +68,14 @@ class Instance:
         session: Session,
         load: LoadSnapshot,
         limits: ControlLimits,
-        changed: Callable[[], None],
+        load_changed: Callable[[], None],
         suspicion_changed: Callable[[], None],
         role_held: Callable[[RoleHeld], None],
     ) -> None:
-        """Calls `changed` when its load changes, `suspicion_changed` when it becomes suspect, recovers, or is lost.
+        """Calls `load_changed` when its load changes.
 
-        `role_held` gets the answer to each SetRole.
+        `suspicion_changed` is called when it becomes suspect, recovers, or is lost. `role_held` gets the answer to each
+        SetRole.
         """
         self.index = index
         self.name = name
@@ -82,7 +83,7 @@ class Instance:
         self.role = role
         self.address = f"{description.host}:{description.port}"
         self.table_digest = description.table_digest
-        self.in_flight = InFlightLedger(load, changed, block_size=description.block_size)
+        self.in_flight = InFlightLedger(load, load_changed, block_size=description.block_size)
         self.link_answers = PendingAnswers[LinkMeasured]()
         self.role_answers = PendingAnswers[RoleHeld]()
         self._session = session

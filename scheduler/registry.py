@@ -90,6 +90,7 @@ class Registry:
         self.was_ready = False  # a request or probe has succeeded
         self._path_found = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
+        self._living: list[Instance] | None = None  # until a member changes: each placement needs it
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -135,9 +136,11 @@ class Registry:
         ]
 
     def living(self) -> list[Instance]:
-        """Return the living instances of the table, in its order."""
-        members = self._members.current
-        return [one for member in members if (one := member.instance) is not None and one.is_living]
+        """Return the living instances of the table, in its order; not to be changed by the caller."""
+        if self._living is None:
+            members = self._members.current
+            self._living = [one for member in members if (one := member.instance) is not None and one.is_living]
+        return self._living
 
     def instance(self, index: int) -> Instance:
         """Return a living instance by its table index. Raises InstanceLost."""
@@ -180,7 +183,8 @@ class Registry:
 
     def slowness(self, indices: Collection[int | None]) -> float:
         """Return the largest slowness of these instances that are living; 1 if none is."""
-        return max((one.slowness for one in self.living() if one.index in indices), default=1.0)
+        found = [self.find(index) for index in indices if index is not None]
+        return max((one.slowness for one in found if one is not None), default=1.0)
 
     def would_have_path(self, index: int, role: Role) -> bool:
         """Whether living instances could serve requests with their hand-off if this one had another role."""
@@ -197,10 +201,10 @@ class Registry:
         living = self.living()
         if prefill_only:
             return any(instance.role is not Role.DECODE for instance in living)
-        gap, decode = self.kv_pairs.gap, Role.DECODE
+        gap, ends = self.kv_pairs.gap, [one.index for one in living if one.role is Role.DECODE]
         return any(
             (one.role is Role.COMBINED and gap(one.index, one.index) is None)
-            or (one.role is Role.PREFILL and any(gap(one.index, d.index) is None for d in living if d.role is decode))
+            or (one.role is Role.PREFILL and any(gap(one.index, end) is None for end in ends))
             for one in living
         )
 
@@ -260,6 +264,7 @@ class Registry:
         self.kv_pairs.add(expected, description)
         if description.worker is not None and self._ranks.note(expected, description.worker.num_ranks):
             self._members.change(self._ranks.members())
+            self._living = None
 
     def _reference(self, expected: ExpectedInstance) -> InstanceDescription | None:
         """Return the first accepted description to compare with: of an instance, or of a worker of another engine."""
@@ -287,11 +292,16 @@ class Registry:
         }
 
     def changed(self) -> None:
-        """Notify the listeners; called by members and instances."""
+        """Record that a member's state or role changed, and notify the listeners."""
+        self._living = None
         if self._limits.may_lack:
             self._assign_roles()
         if not self._path_found.is_set() and self.has_path():
             self._path_found.set()
+        self.load_changed()
+
+    def load_changed(self) -> None:
+        """Notify the listeners that an instance's load changed."""
         for listener in self._listeners:
             listener()
 

@@ -14,18 +14,28 @@ def load_of(
     now: float,
 ) -> LoadSnapshot:  # fmt: skip
     """Return the load at a time; counters of what was done so far are the caller's."""
-    decoding = sum(len(p.outputs) - len(p.ended) for p in prompts if p.stage == "decoding")
-    waiting = sum(prompt.stage == "waiting" for prompt in prompts)
+    decoding = waiting = sending = uncomputed_tokens = blocks = blocks_probe = 0
+    for prompt in prompts:  # once for all of them: this runs at each step
+        blocks += prompt.blocks
+        blocks_probe += prompt.blocks * prompt.probe
+        match prompt.stage:
+            case "decoding":
+                decoding += len(prompt.outputs) - len(prompt.ended)
+            case "waiting":
+                waiting += 1
+                uncomputed_tokens += prompt.num_tokens - prompt.computed
+            case "sending":
+                sending += 1
     admits = behaviour.cost is not None  # as in the engine, prompts in prefill count as running
     return LoadSnapshot(
         blocks_total=description.num_blocks,
-        blocks_used=sum(prompt.blocks for prompt in prompts),
-        blocks_probe=sum(prompt.blocks for prompt in prompts if prompt.probe),
+        blocks_used=blocks,
+        blocks_probe=blocks_probe,
         blocks_cached=0,
         running=decoding + waiting * admits,
         waiting=waiting * (not admits),
-        uncomputed_tokens=sum(p.num_tokens - p.computed for p in prompts if p.stage == "waiting"),
-        held_prompts=sum(prompt.stage == "sending" for prompt in prompts),
+        uncomputed_tokens=uncomputed_tokens,
+        held_prompts=sending,
         slowest_turn_s=behaviour.slowest_turn_s,
         starved_s=behaviour.starved_before_s + behaviour.starved_share * now,
         decoding=decoding,

@@ -34,7 +34,11 @@ def plan(
     decoding = [prompt for prompt in prompts if prompt.stage == "decoding"][: behaviour.max_running]
     waiting = [prompt for prompt in prompts if prompt.stage == "waiting"]
     num_decoding = sum(len(prompt.outputs) - len(prompt.ended) for prompt in decoding)
-    chunk, cost = description.prefill_chunk_size, behaviour.cost
+    cost = behaviour.cost
+    if not waiting:
+        seconds = behaviour.step_s if cost is None else cost.decode_s(num_decoding)
+        return PlannedStep(decoding, num_decoding, (), 0, seconds)
+    chunk = description.prefill_chunk_size
     limits = BatchLimits(description.max_num_seqs, description.max_num_seqs + chunk, chunk)
     if cost is not None:
         streams = Streams(num_decoding, *gap_limit(prompts, behaviour.gap_limit_s))

@@ -54,7 +54,11 @@ class Membership(Protocol):
         ...
 
     def changed(self) -> None:
-        """Record that a member's state or load changed."""
+        """Record that a member's state changed: also that its instance is living, or no longer."""
+        ...
+
+    def load_changed(self) -> None:
+        """Record that the load of a member's instance changed."""
         ...
 
     def role_changed(self, member: "Member") -> None:
@@ -197,7 +201,7 @@ class Member:
             session,
             load,
             self._limits,
-            self._registry.changed,
+            self._registry.load_changed,
             self._suspicion_changed,
             self._take_role,
         )

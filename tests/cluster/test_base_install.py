@@ -82,7 +82,7 @@ def test_a_scheduler_without_torch_finds_model_and_tokenizer(base_python: Path, 
         alone = {"PDSERVE_PYTHON": str(base_python), "PYTHONPATH": ""}
         cluster.start("scheduler", env=hub_environment(hub, tmp_path / "other-host") | alone)
         cluster.start("prefill-0", "decode-0", env=hub_environment(hub, tmp_path))
-        cluster.wait_ready(180)
+        cluster.wait_ready()
 
         reply = cluster.client.post("/v1/completions", {"model": OPT, "prompt": "San Francisco is a", "max_tokens": 7})
         assert reply.status == 200, reply.body

@@ -51,7 +51,7 @@ def complete(client: Client, name: str, num_tokens: int = 7) -> str:
 def test_only_instances_fetch_the_weights_of_a_named_model(hub: FakeHub, tmp_path: Path) -> None:
     with GuideCluster(tmp_path, Path(OPT), flags=("--engine=fake",)) as cluster:
         cluster.start(env=hub_environment(hub, tmp_path))
-        cluster.wait_ready(120)
+        cluster.wait_ready()
 
         assert complete(cluster.client, OPT)
         logs = "".join(process.log for process in cluster.processes.values())
@@ -69,7 +69,7 @@ def test_every_process_finds_the_same_model_by_its_name(hub: FakeHub, tmp_path: 
     put_code(hub.repos[OPT], marker)
     with GuideCluster(tmp_path, Path(OPT), flags=ENGINE_FLAGS) as cluster:
         cluster.start(env=hub_environment(hub, tmp_path))
-        cluster.wait_ready(120)
+        cluster.wait_ready()
 
         assert complete(cluster.client, OPT) == expected
         logs = "".join(process.log for process in cluster.processes.values())

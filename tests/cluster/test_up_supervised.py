@@ -87,7 +87,7 @@ def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
 
     _, left = psutil.wait_procs([watcher, *below], timeout=300)
     assert left == []
-    assert pdserve("down").stdout.startswith("no cluster ")
+    assert "no cluster " in pdserve("down").stdout
 
 
 @pytest.mark.long
