@@ -103,7 +103,7 @@ class EngineOptions:
         2**30, "maximum memory for KV of preempted sequences, such as 512MiB (default: 1GiB)", parse=parse_bytes
     )
     image_cache_bytes: int = flag(
-        2**30, "maximum memory for embeddings of images, which a repeated image reuses (default: 1GiB)",
+        2**30, "maximum memory for image embeddings, which are reused when an image is repeated (default: 1GiB)",
         parse=parse_bytes,
     )  # fmt: skip
     image_timeout: float = flag(60.0, "seconds that encoding one image may take", parse=float)
@@ -133,7 +133,7 @@ class EngineOptions:
 
 
 def is_switch(field: "dataclasses.Field[Any]") -> bool:
-    """Return whether a flag takes no value but has a `--no-` form; without a default, neither is assumed."""
+    """Return whether a flag takes no value but has a `--no-` form; with default None it is neither on nor off."""
     return field.type in (bool, bool | None)
 
 
@@ -184,7 +184,7 @@ def _as_argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def from_namespace(options: type[T], namespace: argparse.Namespace, environ: "dict[str, str] | None" = None) -> T:
-    """Build the dataclass: flag, else its environment variable, else its default."""
+    """Build the dataclass: each field is the flag's value, else its environment variable's, else the default."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(options):  # type: ignore[arg-type]
         meta = field.metadata

@@ -89,7 +89,7 @@ def _parse_message(line: bytes) -> dict[str, Any]:
 
 
 def _is_ours(address: str) -> bool:
-    """Return whether a numeric address belongs to this host: only those can be bound."""
+    """Return whether a numeric address belongs to this host: only such addresses can be bound."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

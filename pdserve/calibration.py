@@ -29,7 +29,7 @@ async def calibrate(send: Send, num_words: int, show: Callable[[str], None]) -> 
     """Send about thirty requests, with prompts of up to `num_words` random words; `show` prints lines of progress.
 
     Raises Unavailable if a request fails, ConfigError if the times do not show what a prompt token costs, or if all
-    together take more than 10 minutes.
+    requests together take more than 10 minutes.
     """
     try:
         async with asyncio.timeout(_LONGEST_S):
@@ -51,7 +51,7 @@ async def _measure(
         requests = [LoadRequest(_text(words, length), 1) for _ in range(_REPEATS)]
         prompts.append([line for request in requests for line in await _send(send, [request])])
     for count in _STREAMS:
-        show(f"measuring the time per output token of {count} concurrent streams")
+        show(f"measuring the time per output token of {count} concurrent stream{'' if count == 1 else 's'}")
         requests = [LoadRequest(_text(words, 8), _OUTPUT_TOKENS) for _ in range(count)]
         streams.append(await _send(send, requests))
     return prompts, streams
@@ -60,8 +60,8 @@ async def _measure(
 def cost_of(prompts: Sequence[Sequence[Timeline]], streams: Sequence[Sequence[Timeline]]) -> StepCost:
     """Return the cost that fits the shortest TTFT of each prompt length, and the median TPOT of each number of streams.
 
-    `prompts` has the repeated requests of each length, the shortest first; `streams` the concurrent requests of each
-    number. Raises ConfigError if the lengths or times differ too little.
+    `prompts` has the repeated requests of each prompt length, the shortest first; `streams` has, for each number of
+    streams, that many concurrent requests. Raises ConfigError if the lengths or times differ too little.
     """
     best = [min(lines, key=lambda line: line.ttft_s) for lines in prompts]
     longer_s, noise_s = best[-1].ttft_s - best[0].ttft_s, max(line.ttft_s for line in prompts[0]) - best[0].ttft_s

@@ -22,9 +22,9 @@ def why_cpu(
     preset = environ.get(variable)
     if preset is not None:
         given = len(names_in(preset))
-        return f"{num_ranks} ranks are more than the {given} cards of {variable}" if given < num_ranks else None
+        return f"there are more ranks ({num_ranks}) than cards in {variable} ({given})" if given < num_ranks else None
     try:
         shown = len(shown_cards(kind, environ, run, dev))
     except RanktableError:
         return None  # each instance queries the cards again and reports the error
-    return f"{num_ranks} ranks are more than the {shown} {kind} cards visible here" if shown < num_ranks else None
+    return f"there are more ranks ({num_ranks}) than visible {kind} cards ({shown})" if shown < num_ranks else None

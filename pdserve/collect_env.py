@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args(argv)
     if not 0 < arguments.timeout <= 3600:
-        raise ConfigError(f"--timeout {arguments.timeout:g} is not in 0..3600 seconds")
+        raise ConfigError(f"--timeout is {arguments.timeout:g}, but must be more than 0 and at most 3600 seconds")
     machine = Machine(os.environ, kind=arguments.device_type)
     tables, url = _cluster(arguments, machine)
     case = DoctorInput(machine, tables, url)

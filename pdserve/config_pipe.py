@@ -34,7 +34,7 @@ def _copy(path: str, descriptor: int) -> None:
 
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as copy, open(path, "rb") as pipe:
-            copy.write(pipe.read(MAX_BYTES + 1))  # the parser refuses the one byte above the limit
+            copy.write(pipe.read(MAX_BYTES + 1))  # one byte above the limit, so that the parser refuses a larger file
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
 

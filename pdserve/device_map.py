@@ -46,8 +46,9 @@ def map_devices(
     cards = shown_cards(kind, environ, run, dev)
     if len(cards) < len(device_ids):
         raise ConfigError(
-            f"{len(cards)} {kind} cards are visible here ({_id_list(cards)}), but the table's entry has "
-            f"{len(device_ids)} ({','.join(device_ids)}): start the container with all of them"
+            f"{len(cards)} {kind} {'card is' if len(cards) == 1 else 'cards are'} visible here ({_id_list(cards)}), "
+            f"but the table's entry has {len(device_ids)} ({','.join(device_ids)}): start the container with all of "
+            "the entry's cards"
         )
     if _match_entry(cards, device_ids):
         line = _line(device_ids, [f"card {rank}" for rank in range(len(cards))])
@@ -82,8 +83,8 @@ def _kept_preset(variable: str, preset: str, device_ids: Sequence[str]) -> Devic
     names = names_in(preset)
     if len(names) < len(device_ids):
         raise ConfigError(
-            f"{variable}={preset!r} shows {len(names)} cards, but the table's entry has {len(device_ids)} "
-            f"({','.join(device_ids)}): list them all in the variable, or unset it"
+            f"{variable}={preset!r} lists {len(names)} card{'' if len(names) == 1 else 's'}, but the table's entry has "
+            f"{len(device_ids)} ({','.join(device_ids)}): list as many in the variable, or unset it"
         )
     return DeviceMap(variable, None, f"{_line(device_ids, names)} ({variable}={preset}, already set)")
 

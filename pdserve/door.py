@@ -1,4 +1,4 @@
-"""`pdserve door`: one process in front of schedulers, whose clients notice nothing when one of them dies."""
+"""`pdserve door`: one process in front of schedulers; its clients notice nothing when a scheduler dies."""
 
 import argparse
 import dataclasses
@@ -24,8 +24,8 @@ examples:
   pdserve door --port 8080 --to http://127.0.0.1:9000
   pdserve door --host 0.0.0.0 --port 8080 --to http://10.0.0.1:9000 http://10.0.0.2:9000
 
-It sends each request to one of the servers, and streams on through another one when the first one dies. It stores
-nothing, and checks no keys: the servers do. docs/streams.md
+This process sends each request to one of the schedulers, and continues its stream through another if that one dies. It
+stores nothing and checks no keys: the schedulers do. docs/streams.md
 """
 
 
@@ -40,7 +40,7 @@ class DoorOptions:
     silence: float = flag(15.0, "seconds without an event after which a stream goes on elsewhere", parse=float)
     max_body_bytes: int = flag(16 * 2**20, "largest request body; larger get 413", parse=int)
     log_level: str = flag("INFO", "DEBUG, INFO, WARNING or ERROR", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM", parse=float)
+    shutdown_timeout: float = flag(30.0, "seconds that running requests get after SIGTERM", parse=float)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,10 +66,10 @@ def parse(argv: Sequence[str]) -> DoorOptions:
     for url in options.to:
         target = urlsplit(url)
         if target.scheme not in ("http", "https") or not target.netloc or target.path.strip("/") or target.query:
-            raise ConfigError(f"--to {url} is no URL of a server, such as http://127.0.0.1:9000")
+            raise ConfigError(f"--to {url} is not the URL of a server, such as http://127.0.0.1:9000")
     for name in ("wait", "silence", "max_body_bytes"):
         if not getattr(options, name) > 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)} is out of range: more than 0")
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}, but must be more than 0")
     return options
 
 

@@ -44,8 +44,8 @@ def _nothing_to_stop(folder: RunFolder) -> str:
     if not is_scheduler(DEFAULT_URL):
         return "no cluster is running here"
     return (
-        f"nothing was stopped: no cluster of `pdserve up` runs in {folder.path}; the one at {DEFAULT_URL} was not "
-        "started by it: stop its processes yourself, or pass its folder with --run-dir"
+        f"nothing was stopped: no cluster of `pdserve up` runs in {folder.path}. The scheduler at {DEFAULT_URL} was "
+        "started otherwise: stop its processes yourself, or pass its run folder with --run-dir"
     )
 
 

@@ -25,8 +25,8 @@ def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
     num_ports = ports[1] - ports[0] + 1
     if num_ports < instances * ranks:
         raise ConfigError(
-            f"--kv-port-range {options.kv_port_range!r} has {num_ports} ports: {instances * ranks} ranks "
-            f"({instances} instances x {ranks}) need one each"
+            f"--kv-port-range {options.kv_port_range!r} has {num_ports} port{'' if num_ports == 1 else 's'}, but "
+            f"{instances * ranks} ranks need one each (instances: {instances}, ranks of each: {ranks})"
         )
 
 

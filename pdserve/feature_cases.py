@@ -43,7 +43,7 @@ class FeatureCase:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What the cases need to know of a model: vocabulary size, end-of-sequence ids, and text to ids and back."""
+    """What the cases need from a model: vocabulary size, end-of-sequence ids, and conversion between text and ids."""
 
     size: int
     eos_token_ids: tuple[int, ...]
@@ -158,7 +158,7 @@ def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
 
 
 _STOP_ROOM = 24  # tokens, so that there is enough text to stop in
-_TURNS = (64, 112, 160)  # tokens of the prompts of a chat
+_TURNS = (64, 112, 160)  # tokens of each turn's prompt
 _CHOICES = ("a red fox", "a red foxglove", "a blue bird")  # three tokens or more each, including the end
 _CODE = re.compile("[a-f]{3}-[0-9]{2}")
 _SUM = re.compile(r"[0-9](\+[0-9]){1,3}")

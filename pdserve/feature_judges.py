@@ -104,7 +104,7 @@ def equal_vectors(decoder: "ReferenceDecoder", prompts: Sequence[CasePrompt], an
         if prompt.pooling.normalize is not False:
             wanted = wanted / wanted.norm()
         if len(answer.vector) != len(wanted):
-            return f"prompt {number}: a vector of {len(answer.vector)} in place of {len(wanted)}"
+            return f"prompt {number}: the vector has {len(answer.vector)} values in place of {len(wanted)}"
         worst = max(abs(a - b) for a, b in zip(answer.vector, wanted.tolist(), strict=True))
         if worst > VECTOR_TOLERANCE * max(1.0, float(wanted.abs().max())):
             return f"prompt {number}: a value is {worst:.2g} off"
@@ -142,7 +142,7 @@ def reads_as(decode: Callable[[Sequence[int]], str], good: Callable[[str], bool]
             for ids in answer.sequences:
                 text = decode([token for token in ids if token not in prompts[number].params.stop_token_ids])
                 if not good(text):
-                    return f"prompt {number}: {text[:60]!r}"
+                    return f"prompt {number}: the text {text[:60]!r} does not have the requested form"
         return None if all(answer.sequences for answer in answers) else "a prompt has no sequence"
 
     return judge
@@ -151,7 +151,7 @@ def reads_as(decode: Callable[[Sequence[int]], str], good: Callable[[str], bool]
 def _find_difference(wanted: Sequence[TokenLogprobs | None], found: Sequence[TokenLogprobs | None]) -> str | None:
     """Return where two lists of log probabilities differ; ties among the best may be in any order."""
     if len(wanted) != len(found):
-        return f"{min(len(wanted), len(found))}: {len(found)} log probabilities in place of {len(wanted)}"
+        return f"{min(len(wanted), len(found))}: the number of log probabilities is {len(found)}, not {len(wanted)}"
     for at, (ours, theirs) in enumerate(zip(wanted, found, strict=True)):
         if (ours is None) != (theirs is None):
             return f"{at}: {theirs} in place of {ours}"
@@ -166,7 +166,7 @@ def _find_difference(wanted: Sequence[TokenLogprobs | None], found: Sequence[Tok
 
 def _first_difference(wanted: Sequence[tuple[int, ...]], found: Sequence[tuple[int, ...]]) -> str:
     if len(wanted) != len(found):
-        return f"{len(found)} sequences in place of {len(wanted)}"
+        return f"the number of sequences is {len(found)}, not {len(wanted)}"
     for number, (ours, theirs) in enumerate(zip(wanted, found, strict=True)):
         for at in range(max(len(ours), len(theirs))):
             pair = (ours[at : at + 1], theirs[at : at + 1])

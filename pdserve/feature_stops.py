@@ -54,7 +54,7 @@ def ends_before_stop(decode: Decode) -> Judge:
             if answer.text != wanted:
                 return f"prompt {number}: {answer.text!r} in place of {wanted!r}"
             if ids != whole[: len(ids)] or prompt.stops[0] in decode(ids[:-1]) or prompt.stops[0] not in decode(ids):
-                return f"prompt {number}: {ids} are not the tokens up to {prompt.stops[0]!r} of {whole}"
+                return f"prompt {number}: {ids} are not the tokens of {whole} up to {prompt.stops[0]!r}"
         return None
 
     return judge

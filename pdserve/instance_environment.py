@@ -61,4 +61,4 @@ def _choose_devices(
         return None, f"devices: the CPU, because {error} (--device {kind} makes this an error)"
     if cards is None:
         return None, None
-    return cards, cards.line if device != AUTO else f"{cards.line}, if they are usable"
+    return cards, cards.line if device != AUTO else f"{cards.line}, if the cards are usable"

@@ -60,7 +60,8 @@ def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None)
         check_tensor_parallel(options.tensor_parallel_size, devices)
         share = core_share(plan.global_table, plan.own, own_hosts(), sorted(os.sched_getaffinity(0)))
     if share.shared:
-        notices.append(f"devices {','.join(devices)} share cores with others: this host has fewer cores than devices")
+        own = f"device{'' if len(devices) == 1 else 's'} {','.join(devices)}"
+        notices.append(f"the cores of {own} are shared with others: this host has fewer cores than devices")
     config = InstanceConfig(
         options=replace(options, port=_port(options, plan)),
         role=Role(plan.role),
@@ -80,8 +81,8 @@ def check_tensor_parallel(size: int | None, devices: Sequence[str]) -> None:
     """Raise ConfigError, with both numbers, unless `size` is the number of devices."""
     if size is not None and size != len(devices):
         raise ConfigError(
-            f"--tensor-parallel-size {size} differs from the {len(devices)} devices of the local ranktable "
-            f"({','.join(devices)}): use {len(devices)} or omit it"
+            f"--tensor-parallel-size {size} differs from the {len(devices)} device{'' if len(devices) == 1 else 's'} "
+            f"of the local ranktable ({','.join(devices)}): use {len(devices)} or omit it"
         )
 
 
@@ -94,8 +95,8 @@ def _port(options: EngineOptions, plan: LaunchPlan) -> int:
     named = plan.own.server_port
     if named not in (None, port) and not plan.has_node_ports:
         raise ConfigError(
-            f"--port {port} differs from {named}, the server_port of {plan.name} in {plan.global_path}; the scheduler "
-            f"connects to that port: use --port {named} or omit it (if NODE_PORTS is set for the scheduler, it "
+            f"--port {port} differs from {named}, the server_port of {plan.name} in {plan.global_path}, to which the "
+            f"scheduler connects: use --port {named} or omit it (if NODE_PORTS is set for the scheduler, it "
             "overrides the table: set it here too)"
         )
     return port

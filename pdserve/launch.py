@@ -49,7 +49,7 @@ start_servers.sh starts one process of a cluster; its local ranktable determines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the process until SIGTERM; 2 for wrong flags, environment or tables."""
+    """Run the process until SIGTERM; return 2 for wrong flags, environment or tables."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     return guarded("pdserve.launch", lambda: _launch(arguments))
 
@@ -65,7 +65,7 @@ def describe(plan: LaunchPlan) -> str:
 def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     """Return the role of this process from environment, flags and tables; wait for tables not yet completed.
 
-    Raises ConfigError, and RanktableError, which suggests --share-devices if two instances have one device.
+    Raises ConfigError, and RanktableError, which suggests --share-devices if two instances have the same device.
     """
     from scheduler.config import SchedulerOptions
 

@@ -12,7 +12,7 @@ CURVE, LIMIT = "#c0392b", "#888888"
 
 
 def pareto(rows: Sequence["Row"]) -> list["Row"]:
-    """Return the rows than which none has both shorter gaps and more tokens per second, the shortest gaps first."""
+    """Return the rows with more tokens per second than all rows with shorter gaps, the shortest gaps first."""
     found: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.longest_gap_p99_ms, -row.tokens_per_s)):
         if not found or row.tokens_per_s > found[-1].tokens_per_s:

@@ -62,7 +62,7 @@ class LinksReport:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 when every pair was measured, 1 when one was not."""
+    """Run the command; return 0 when every pair was measured, 1 when one was not."""
     parser = CommandParser(
         prog="pdserve links", description="Measure the KV link of every prefill-decode pair.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(prog="pdserve logs", description="Show the logs of the cluster's processes.")
     parser.add_argument("name", nargs="?", help="one process, such as prefill-0 (default: all)")
     parser.add_argument("-f", "--follow", action="store_true", help="keep printing new lines")
-    parser.add_argument("-n", "--lines", type=int, default=50, help="last lines of each to start with (default: 50)")
+    parser.add_argument("-n", "--lines", type=int, default=50, help="last lines to show of each log (default: 50)")
     parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the run folder given to `up`")
     arguments = parser.parse_args(argv)
     paths = find(arguments.run_dir, arguments.name)

@@ -22,7 +22,7 @@ _FLAGS = ("revision", "download_dir", "hub")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: the path on stdout, progress on stderr. Raises ConfigError if there is no such model."""
+    """Print the path on stdout and progress on stderr. Raises ConfigError if there is no such model."""
     parser = CommandParser(
         prog="pdserve model",
         description="Print the folder of a model, downloading or converting it if needed.",

@@ -63,7 +63,7 @@ def check_model(options: EngineOptions) -> None:
         return
     grows = any("dynamic" in str(text.get(name)) for name in ("rope_scaling", "rope_parameters"))
     if wanted > own and not grows:
-        raise ConfigError(f"--max-model-len {wanted} exceeds the {own} of {path}: use at most that, or omit it")
+        raise ConfigError(f"--max-model-len {wanted} exceeds {own}, the limit in {path}: use at most that, or omit it")
 
 
 def download_flags(options: EngineOptions, environ: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ words, one at a time, for one token each, then 1 to 8 concurrent streams of shor
 costs: a base, a part for each sequence in it, and a part for each prompt token. Any server with OpenAI's API will do;
 it should serve nothing else meanwhile.
 
-All other flags are those of `pdserve simulate`: it then simulates the load, in virtual time, on each layout of
+All other flags are those of `pdserve simulate`. The command then simulates the load, in virtual time, on each layout of
 --instances such servers, with the scheduler's own dispatch, queue and placement. The last lines name the best layout,
 which may be combined instances, and the chunk size that keeps gaps between tokens below the limit.
 
@@ -58,8 +58,8 @@ def main(argv: Sequence[str]) -> int:
     base, sequence, token = (1000 * value for value in (cost.base_s, cost.sequence_s, cost.token_s))
     if not arguments.json:
         print(
-            f"a step takes {base:.3g} ms, {sequence:.3g} ms for each sequence and {token:.3g} ms for each prompt token "
-            f"(measured in {measured_s:.0f} s)"
+            f"a step takes {base:.3g} ms, plus {sequence:.3g} ms for each sequence and {token:.3g} ms for each prompt "
+            f"token (measured in {measured_s:.0f} s)"
         )
     return simulate.run(arguments, cost)
 

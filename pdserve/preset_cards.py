@@ -33,8 +33,9 @@ def deal_to_instances(
     if len(names) < minimum:
         count = f"{needed}" if minimum == needed else f"at least {minimum}, and {needed} to share none"
         raise ConfigError(
-            f"{variable}={preset!r} lists {len(names)} cards, but {num_instances} instances of {num_ranks} ranks need "
-            f"{count}: list them all in the variable, or unset it"
+            f"{variable}={preset!r} lists {len(names)} card{'' if len(names) == 1 else 's'}, but {num_instances} "
+            f"instances of {num_ranks} rank{'' if num_ranks == 1 else 's'} need {count}: list more in the variable, "
+            "or unset it"
         )
     dealt = (range(first, first + num_ranks) for first in range(0, needed, num_ranks))
     return tuple({variable: ",".join(names[place % len(names)] for place in places)} for places in dealt)

@@ -163,7 +163,7 @@ def send_signal(process: ProcessRecord, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(process.pid)
         try:
-            # The descriptor pins the process; only then its start time proves that it is ours.
+            # The descriptor pins the process; only then does its start time prove that it is ours.
             if process.alive:
                 signal.pidfd_send_signal(descriptor, number)
         finally:

@@ -125,7 +125,7 @@ class PromptCommand:
         except Unavailable as error:
             raise _with_advice(error) from error.__cause__
         if reply.status == 401:
-            raise ConfigError(f"{url} refuses the API key: set --api-key or PDSERVE_API_KEY")
+            raise ConfigError(f"{url} requires a valid API key: set --api-key or PDSERVE_API_KEY")
         try:
             return str(reply.json()["data"][0]["id"])
         except (TypeError, KeyError, IndexError):

@@ -22,14 +22,13 @@ class AnswerTimes:
     early_bytes: int = 0
 
     def __str__(self) -> str:
-        shown = f"TTFT {self.ttft_s * 1000:.0f} ms, {self.tokens} tokens, {self.tokens_per_s:.1f} tokens/s"
+        tokens = f"{self.tokens} token{'' if self.tokens == 1 else 's'}"
+        shown = f"TTFT {self.ttft_s * 1000:.0f} ms, {tokens}, {self.tokens_per_s:.1f} tokens/s"
         if not self.kv_bytes:
             return f"{shown}; no KV hop (served by one instance)"
         hop = "" if self.hop_ms is None else f" in {self.hop_ms:.1f} ms"
         hop = f"{shown}; KV hop: {self.kv_bytes:,} bytes{hop} over {self.transport or '?'}"
-        return (
-            f"{hop}, {self.early_bytes / self.kv_bytes:.0%} of them while prefill computed" if self.early_bytes else hop
-        )
+        return f"{hop}, {self.early_bytes / self.kv_bytes:.0%} of them during prefill" if self.early_bytes else hop
 
 
 def served_model(client: Client) -> str:

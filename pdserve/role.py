@@ -32,7 +32,7 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 when the instance has the role."""
+    """Run the command; return 0 when the instance has the role."""
     parser = CommandParser(
         prog="pdserve role", description="Change the role of a running instance.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

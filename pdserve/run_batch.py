@@ -113,7 +113,7 @@ def _ignore_late_interrupt(ended: Sequence[BatchProgress]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explain_resuming(prepared: PreparedJob) -> Iterator[None]:
-    """Add how to resume the batch to the error when the engine or server fails."""
+    """When the engine or server fails, add to the error how to resume the batch."""
     try:
         yield
     except (BatchStopped, ConfigError):

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
             f"serving needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
         ) from error
     start_ticker()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it serves: closing the loop would wait for the load
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it serves: closing the loop would wait for the model
     run(_serve(config))
     return 0
 

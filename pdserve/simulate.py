@@ -98,7 +98,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--instances", type=int, default=2, help="without --layout: all layouts of this many (default: 2)"
     )
     parser.add_argument("--gap-limit", type=float, default=0.1, help="maximum gap between tokens, in s (default: 0.1)")
-    parser.add_argument("--ttft-limit", type=float, default=0.0, help="the scheduler's limit in s (default: 0, none)")
+    parser.add_argument(
+        "--ttft-limit", type=float, default=0.0, help="scheduler's TTFT limit in s, 0: none (default: 0)"
+    )
     parser.add_argument("--prefill-chunk-size", type=int, default=512, help="prompt tokens per step (default: 512)")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences of an instance (default: 64)")
     parser.add_argument("--hand-off-ms", type=float, default=5.0, help="duration of a KV hand-off (default: 5)")
@@ -194,7 +196,7 @@ def measured_cost(client: Client) -> StepCost:
     values = [[one.value for one in samples if one.name == name and one.value] for name in _COSTS]
     base, sequence, token = (sum(each) / len(each) if each else 0.0 for each in values)
     if not base or not token:
-        what = "a prompt token" if not token else "a decoding step"
+        what = "the time of a prompt token" if not token else "the time of a decode step"
         raise ConfigError(f"{client.base_url} has not measured {what} yet: send it some requests, or set --step-cost")
     return StepCost(base, sequence, token)
 
@@ -230,7 +232,7 @@ def _splits(instances: int) -> list[str]:
 
 
 def row_of(layout: str, trace: Sequence[Served], ttft_limit_s: float = math.inf) -> Row:
-    """Return the figures of a layout that served a trace; `ttft_limit_s` is the time for first tokens `in_time`."""
+    """Return the figures of a layout that served a trace; a first token within `ttft_limit_s` is in time."""
     served = [one for one in trace if one.num_tokens]
     seconds = max((one.last for one in served), default=0.0) - min(one.arrived for one in trace)
     ttft = [one.ttft_s for one in served]

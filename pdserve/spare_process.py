@@ -5,7 +5,7 @@ Where several schedulers share a port, it imports what they need too, and may be
     warm up at low priority -> "warm" -> the command line on stdin -> pdserve.launch in this very process
 
 FLAGS are those of the cluster's processes: engine and model decide what to import. The process reads one JSON
-object {"name", "argv", "env", "log"} from stdin, and exits on EOF before that. It opens no device. Like every process
+object {"name", "argv", "env", "log"} from stdin, and exits on an EOF before it. It opens no device. Like every process
 of the cluster it starts in the supervisor's working directory and on its cores.
 """
 

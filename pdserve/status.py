@@ -43,7 +43,7 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 when the cluster is ready, 1 when it is not or nothing runs."""
+    """Run the command; return 0 when the cluster is ready, 1 when it is not or nothing runs."""
     parser = CommandParser(
         prog="pdserve status", description="Show the instances of a running cluster and the links between them.",
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -67,10 +67,10 @@ def table(
     state: ClusterState | None, instances: Sequence[InstanceRow], reasons: Mapping[str, str] | None = None,
     schedulers: Mapping[str, str] | None = None,
 ) -> list[str]:  # fmt: skip
-    """Return the lines of the table, header first: the processes of `state`, then the instances that are none of them.
+    """Return the lines of the table, header first: the processes of `state`, then the instances not among them.
 
-    Lines below the table give the `reasons` why instances are not living, by address. `schedulers` has the state of
-    each scheduler, by address.
+    Lines below the table explain why instances are not living: `reasons` has the text for each address. `schedulers`
+    has the state of each scheduler, by address.
     """
     by_address = {one.address: one for one in instances}
     processes = () if state is None else state.processes

@@ -63,10 +63,10 @@ class BatchServer:
     def _check(self, answer: Answer) -> None:
         shown = self.backend.shown
         if answer.status == 401:
-            raise ConfigError(f"{shown} refuses the API key: set --api-key or PDSERVE_API_KEY")
+            raise ConfigError(f"{shown} requires a valid API key: set --api-key or PDSERVE_API_KEY")
         served = _served_models(answer)
         if served is None:
-            problem = f"{shown} answers GET /v1/models with {answer.status} and lists no model"
+            problem = f"{shown} answers GET /v1/models with status {answer.status} and no list of models"
             if answer.status >= 500 or answer.status in _TEMPORARY:
                 raise Unavailable(problem)
             raise ConfigError(
@@ -74,15 +74,16 @@ class BatchServer:
             )
         for name in self.names:
             if name not in served:
-                raise ConfigError(f"--model {name} is not served at {shown}, which has {', '.join(served)}")
+                has = ", ".join(served) or "no model"
+                raise ConfigError(f"the model {name} is not served at {shown}, which has {has}")
 
 
 async def check_models(backend: BatchBackend, models: Collection[str], place: Path) -> None:
-    """Raise ConfigError if `place` has answers of a model not served now: a different one would answer the rest."""
+    """Raise ConfigError if `place` has answers of a model not served now: another model would answer the rest."""
     if models:
         served = _served_models(await backend.send("GET", "/v1/models")) or []
         for name in sorted(set(models) - set(served)):
-            rest = f"its failed lines would be answered by {', '.join(served) or '(none)'}"
+            rest = f"the failed lines would be answered by {', '.join(served) or '(none)'}"
             raise ConfigError(f"{place} has good answers of the model {name}, but {rest}: serve the same model")
 
 

@@ -89,7 +89,10 @@ def _upload_url(request: BatchRequest) -> RemoteUrl | None:
 
 
 def _pending_path(request: BatchRequest, source: Path, environ: Mapping[str, str]) -> Path:
-    """Return the path of an output before upload: the same for one input, model and URL, whatever the signature."""
+    """Return the path of an output before upload.
+
+    It is the same for one input, one set of the flags that answers depend on, and one URL, whatever its signature.
+    """
     chosen = request.options.output_tmp_dir
     folder = default_cache_dir(environ) / _FOLDER if chosen is None else Path(chosen)
     try:

@@ -46,7 +46,7 @@ _USELESS = (
     "min_retries", "startup_timeout", "shutdown_timeout", "first_token_timeout", "max_queued_requests",
     "max_queued_tokens", "enable_force_include_usage", "enable_tokenizer_info_endpoint", "max_body_bytes",
 )  # fmt: skip
-"""Flags that are accepted but not shown: for KV links, for servers with clients, or limits that do not apply here."""
+"""Flags accepted but not shown: those for KV links and for servers with clients, and limits that do not apply here."""
 _ANSWERS_DEPEND_ON = (
     "model", "revision", "hub", "served_model_name", "dtype", "device", "quantization", "max_model_len", "engine",
     "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "trust_request_chat_template",
@@ -56,7 +56,7 @@ _ANSWERS_DEPEND_ON = (
 _KEYS = {
     "api_key": "API key for --base-url (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this host can see a command "
     "line: prefer the variable or --api-key-file",
-    "api_key_file": "file whose first line is that key",
+    "api_key_file": "file whose first line is the API key",
 }
 _WITH_URL = (
     "model", "served_model_name", "host", "port", "log_level", "log_format", "api_key", "api_key_file",
@@ -122,7 +122,7 @@ def command_parser() -> CommandParser:
         serves=True,
         prog="pdserve run-batch",
         usage="pdserve run-batch -i FILE -o FILE [flags]",
-        description="Answer every line of a file in OpenAI's batch format: local files or http(s) URLs.",
+        description="Answer every line of a file in OpenAI's batch format. Files are local or at http(s) URLs.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -206,7 +206,7 @@ def _notices(typed: Collection[str], options: BatchOptions, metrics: tuple[str, 
     """Return the typed flags without effect, each with its reason."""
     given = [f"{_flag(name)} (no HTTP server runs here)" for name in _SERVERS if name in typed]
     if options.base_url is not None:
-        given = []  # the keys are used, and the others were refused
+        given = []  # --api-key and --api-key-file are used; the other flags of _SERVERS were refused
     where = [_flag(name) for name in ("host", "url", "port") if name in typed]
     if metrics is None and where:
         given.append(f"{', '.join(where)} (metrics are served only with --metrics-port or --enable-metrics)")

@@ -41,7 +41,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 EPILOG = """\
 examples:
   pdserve bench engine                        the default model, all cores of this process
-  pdserve bench engine --peer vllm            in turn with vLLM's CPU build (benchmarks/peers/setup vllm, in a clone)
+  pdserve bench engine --peer vllm            in turn with vLLM's CPU build (in a clone: benchmarks/peers/setup vllm)
   pdserve bench engine --only 'batch 8' 512   only some rows
   pdserve bench engine --only Python          the time of a step outside native code and torch kernels, in ms
   pdserve bench engine --profile --threads 1  where steps spend their time, with native kernels
@@ -135,7 +135,8 @@ def parse(argv: Sequence[str]) -> BenchOptions:
     options = from_namespace(BenchOptions, parser.parse_args(argv))
     if options.repeats < 1 or options.chunk < 1 or (options.threads or 1) < 1:
         raise ConfigError(
-            f"--repeats {options.repeats} --chunk {options.chunk}: these and --threads must be at least 1"
+            f"--repeats is {options.repeats}, --chunk is {options.chunk} and --threads is "
+            f"{options.threads or 'not set'}, but the least is 1"
         )
     if not chosen(options.only) and not python_time.chosen(options.only):
         names = "; ".join([*(case.measure for case in all_cases()), *map(python_time.measure, python_time.CASES)])

@@ -47,7 +47,7 @@ class Floors:
 def measure_floors(path: Path, info: Any, say: Callable[..., None], device: Device) -> Floors:
     """Measure `device` with the shapes of the model's linear layers, and print the rates.
 
-    For bfloat16 the faster of float32 and bfloat16 counts: products may be computed in either.
+    For bfloat16, the faster of float32 and bfloat16 counts: products may be computed in either.
     """
     import torch
 
@@ -92,7 +92,7 @@ def _read_gbs(device: Device) -> float:
 
 
 def _best_s(call: Callable[[], object], times: int, device: Device) -> float:
-    """Return the shortest seconds of `times` calls, after one to warm up: a floor is the machine's best."""
+    """Return the shortest time of `times` calls, in seconds, after one to warm up: a floor is the machine's best."""
     call()
     device.synchronize()
     shortest = float("inf")

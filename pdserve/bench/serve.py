@@ -39,7 +39,7 @@ _READY_POLL_S = 0.5
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 on success, 130 after Ctrl-C with the results so far.
+    """Run the command; return 0 on success, 130 after Ctrl-C, which prints the results so far.
 
     Raises Unavailable, with the reasons, if no request completed.
     """
@@ -130,7 +130,9 @@ class _Bench:
         lines = self.record.lines.values()
         if any(line.failure is None for line in lines):
             return
-        message = f"nothing was measured: none of the {len(lines)} requests to {self._options.url} completed"
+        requests = "the 1 request" if len(lines) == 1 else f"none of the {len(lines)} requests"
+        what = f"{requests} to {self._options.url}"
+        message = f"nothing was measured: {what} {'failed' if len(lines) == 1 else 'completed'}"
         raise Unavailable(f"{message}; {START_HINT}" if self.record.errors().keys() == {NO_CONNECTION} else message)
 
 

@@ -69,14 +69,14 @@ class ServeOptions:
     output_len: int | None = flag(None, "the same as --random-, --custom- or --sharegpt-output-len", parse=int)
     random_input_len: int = flag(1024, "tokens per prompt", parse=int)
     random_output_len: int = flag(128, "tokens per answer", parse=int)
-    random_range_ratio: float = flag(0.0, "lengths vary uniformly by this share below and above", parse=float)
+    random_range_ratio: float = flag(0.0, "lengths vary uniformly by up to this share", parse=float)
     random_prefix_len: int = flag(0, "tokens of a prefix common to all prompts", parse=int)
     vocab_size: int | None = flag(
-        None, "random prompts have token ids from 100 to below this (default: from the model's config.json if "
+        None, "random prompts have token ids from 100 and below this (default: from the model's config.json if "
         "/v1/models gives a local folder, else 1000)", parse=int,
     )  # fmt: skip
     custom_output_len: int | None = flag(None, "tokens of an answer if its line gives none (default: 256)", parse=int)
-    sharegpt_output_len: int | None = flag(None, "tokens of an answer (default: the file's, by /tokenize)", parse=int)
+    sharegpt_output_len: int | None = flag(None, "tokens of an answer (default: as many as the file's)", parse=int)
     request_rate: float = flag(math.inf, "requests per second; inf: all at once", parse=float)
     burstiness: float = flag(
         1.0, "burstiness of arrivals: 1 is Poisson, less is burstier, more is more regular", parse=float
@@ -95,7 +95,7 @@ class ServeOptions:
     repetition_penalty: float | None = flag(None, "", parse=float)
     logprobs: int | None = flag(None, "log probabilities at each token (default: none)", parse=int)
     extra_body: str = flag("", "JSON object with fields for every request")
-    request_timeout: float = flag(600.0, "seconds after which an incomplete request has failed", parse=float)
+    request_timeout: float = flag(600.0, "seconds after which an incomplete request fails", parse=float)
     ready_check_timeout_sec: int = flag(0, "seconds to wait for the server before the load", parse=int)
     disable_shuffle: bool = flag(False, "use a file's conversations in order")
     seed: int = flag(0, "seed of prompts, lengths and arrivals", parse=int)

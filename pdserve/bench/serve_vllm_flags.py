@@ -21,7 +21,7 @@ REFUSED: Mapping[str, str] = {
     "--hf-subset": _OTHER_SET,
     "--insecure": "$PDSERVE_CERT_FILE names the certificate to trust",
     "--lora-modules": "adapters are not served",
-    "--no-oversample": "set --num-prompts to as many as the file has",
+    "--no-oversample": "set --num-prompts to the number of prompts in the file",
     "--no-stream": "without a stream there is no first token to time",
     "--plot-dataset-stats": "--plot FILE.svg shows requests, tokens per second and latencies",
     "--plot-timeline": "--plot FILE.svg shows requests, tokens per second and latencies",

@@ -1,8 +1,8 @@
 """Profile a step: the whole step and, with native kernels, each operation.
 
 Each operation of the program (native/layer.h) runs alone over all layers: the weights of small operations are
-then in a cache, while in a whole step they come from memory. `cpu` counts only this thread's time, which is more
-reliable on a disturbed machine, with --threads 1.
+then in a cache, while in a whole step they come from memory. `cpu` counts only this thread's time: with --threads 1 it
+is more reliable on a disturbed machine.
 """
 
 import random

@@ -71,7 +71,7 @@ def _text(path: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path} is not UTF-8: byte {error.start}") from error
+        raise ConfigError(f"--config {path} is not UTF-8 at byte {error.start}") from error
 
 
 def _refuse_blocking(path: str) -> None:

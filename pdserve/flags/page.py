@@ -68,16 +68,16 @@ docker_run.sh and build_image.sh: each flag is a key, without its dashes.
     eval "$(register-python-argcomplete pdserve)"
     eval "$(register-python-argcomplete ranktable)"
 
-Commands, flags, values of flags, and files are completed. argcomplete was chosen over shtab: shtab generates a script
-with every flag of every command, which is faster, but outdated after each update until it is generated again, which
-imports all commands; argcomplete runs `pdserve` at each TAB and builds the parser of one command. It
-is optional. `sh .../start_servers.sh` is a command line of `sh`, which no shell completes.
+Commands, flags, values of flags, and files are completed. argcomplete is optional. It was chosen over shtab, which
+generates a script with every flag of every command. That script is faster, but outdated after each update until it is
+generated again, and generating it imports all commands; argcomplete runs `pdserve` at each TAB and builds the parser of
+one command. `sh .../start_servers.sh` is a command line of `sh`, which no shell completes.
 
 ## Variables
 
 A variable whose name begins with `PDSERVE_` and is similar to one of these is refused with exit status 2 and the
-correct name: with `PDSERVE_API_KYE` the API would be open to everyone. All other unknown ones give one warning, except
-those that Kubernetes sets for a service whose name begins with `pdserve`.
+correct name: with `PDSERVE_API_KYE` the API would be open to everyone. All other unknown `PDSERVE_` variables are
+listed in one warning, except those that Kubernetes sets for a service whose name begins with `pdserve`.
 
 """
 

@@ -15,7 +15,7 @@ _THINK = (
 
 RECENT_ROWS: Final[tuple[VllmFlag, ...]] = (
     supported("--shutdown-timeout"),
-    no_effect("--api-server-count", "`pdserve up --schedulers` starts several", short="-asc"),
+    no_effect("--api-server-count", "`pdserve up --schedulers` starts several schedulers", short="-asc"),
     supported("--attention-backend"),
     supported("--default-chat-template-kwargs"),
     supported("--trust-request-chat-template", _NOTHING),

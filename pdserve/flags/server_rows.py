@@ -6,7 +6,7 @@ from pdserve.flags.row import Arity, VllmFlag, no_effect, refused, supported
 
 _NOTHING = Arity.NOTHING
 _KEY = "or set PDSERVE_API_KEY, VLLM_API_KEY or --api-key-file"
-_CORS = "a JSON list; without --allowed-origins pages of other origins are refused"
+_CORS = "a JSON list; without --allowed-origins, pages of other origins are refused"
 _LOGS = "prompts are never logged"
 
 SERVER_ROWS: Final[tuple[VllmFlag, ...]] = (
@@ -39,7 +39,7 @@ SERVER_ROWS: Final[tuple[VllmFlag, ...]] = (
     supported("--return-tokens-as-token-ids", _NOTHING),
     supported("--enable-prompt-tokens-details", _NOTHING),
     no_effect(
-        "--enable-auto-tool-choice", "the parser enables it: --tool-call-parser, or the chat template's", _NOTHING
+        "--enable-auto-tool-choice", "a tool parser enables it: --tool-call-parser's, or the chat template's", _NOTHING
     ),
     supported("--tool-call-parser"),
     refused("--tool-parser-plugin", "third-party code is not run in the scheduler"),

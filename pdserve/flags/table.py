@@ -27,7 +27,7 @@ def find(name: str) -> VllmFlag | None:
 
 
 def find_opposite(name: str) -> VllmFlag | None:
-    """Return the row of `--no-X` where vLLM's `--X` is a switch: without effect, unless `X` may not be off."""
+    """Return the row of `--no-X` where vLLM's `--X` is a switch: without effect, unless `X` cannot be off."""
     row = find("--" + dashed(name)[5:]) if dashed(name).startswith("--no-") else None
     if row is None or row.arity not in (Arity.NOTHING, Arity.MAYBE):
         return None

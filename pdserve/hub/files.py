@@ -32,8 +32,9 @@ def weight_file(name: str, names: Collection[str]) -> str:
             return file
     kinds = (".gguf", ".safetensors", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".onnx")
     others = sorted(file for file in names if file.endswith(kinds))
-    has = f"only {', '.join(others[:3])}" if others else "no weights"
-    more = ": download one, and pass its path" if has.endswith(".gguf") else ""
+    shown = ", ".join(others[:3])
+    has = f"only {shown}{', ...' if len(others) > 3 else ''}" if others else "no weights"
+    more = ": download one, and pass its path" if shown.endswith(".gguf") else ""
     raise ConfigError(f"{name} has neither {_SAFETENSORS} nor {BIN_NAME}, nor an index of several; it has {has}{more}")
 
 

@@ -1,6 +1,6 @@
 """Download a model from the Hugging Face hub with its library, into the library's cache shared with other programs.
 
-hub: list the revision's files, download the small ones (config.json last), then the weights
+hub: list the revision's files, download the small ones (config.json last), then the weights if requested
 no hub: the cached snapshot, if it is complete
 """
 
@@ -97,8 +97,8 @@ class _Hub:
             return ConfigError(f"{job.name} has no revision {job.revision!r} at {self.endpoint}")
         if isinstance(error, errors.RepositoryNotFoundError):
             return ConfigError(
-                f"--model {job.name} is not a local folder, and {self.endpoint} has no such model, or a private "
-                f"one: check the name, pass a folder, or {log_in}"
+                f"--model {job.name} is not a local folder, and {self.endpoint} has no such model, or it is "
+                f"private: check the name, pass a folder, or {log_in}"
             )
         if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
             status = error.response.status_code
@@ -139,7 +139,8 @@ class _Download:
         missing = [name for name in (*wanted, *weights) if self._hub.here(name, self._commit) is None]
         started, total = time.monotonic(), sum(self._sizes.get(name, 0) for name in missing)
         if missing:
-            what = f"{len(missing)} files, {_megabytes(total)}, commit {self._commit[:12]}"
+            files = f"{len(missing)} file{'' if len(missing) == 1 else 's'}"
+            what = f"{files}, {_megabytes(total)}, commit {self._commit[:12]}"
             self._say(f"downloading {job.name} from {self._hub.endpoint}: {what}")
         for group in ([name for name in wanted if name != CONFIG], [CONFIG], weights):
             self._fetch([name for name in group if name in missing], len(missing), total)

@@ -31,7 +31,7 @@ def fetch(job: DownloadJob, environ: Mapping[str, str], say: Callable[[str], Non
             found = _snapshot(job, download, offline=True)
         except ConfigError:
             raise error from error.__cause__
-        say(f"ModelScope does not provide {job} ({_message(error.__cause__)}): using the copy in {found.folder}")
+        say(f"ModelScope did not provide {job} ({_message(error.__cause__)}): using the copy in {found.folder}")
         return found
 
 
@@ -52,8 +52,8 @@ def _snapshot(job: DownloadJob, download: Callable[..., Any], *, offline: bool) 
             )  # fmt: skip
         except Exception as error:
             raise _LibraryError(
-                f"--model {job.name} is not a local folder, and ModelScope lacks it ({_message(error)}): check "
-                "the name, or pass a folder; a private model needs MODELSCOPE_API_TOKEN"
+                f"--model {job.name} is not a local folder, and ModelScope did not provide it ({_message(error)}): "
+                "check the name, or pass a folder; a private model needs MODELSCOPE_API_TOKEN"
             ) from error
 
     folder = take(_SMALL + _SAFETENSORS if job.weights else _SMALL)
@@ -61,7 +61,7 @@ def _snapshot(job: DownloadJob, download: Callable[..., Any], *, offline: bool) 
         folder = take(_SMALL + _BIN)
     if not is_whole(folder, weights=job.weights):
         what = f"{CONFIG} and weights" if job.weights else CONFIG
-        raise ConfigError(f"{job} from ModelScope lacks {what} in {folder}")
+        raise ConfigError(f"{job} from ModelScope is incomplete: {folder} needs {what}")
     return Snapshot(str(folder))
 
 

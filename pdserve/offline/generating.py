@@ -40,7 +40,7 @@ class Job:
 async def generate(api: HttpApi, jobs: Sequence[Job], limit: int, progress: ProgressBar) -> list[RequestOutput]:
     """Return the outputs in the order of the jobs.
 
-    Raises ValueError with the prompt's number, if possible before any is computed, and the server's errors.
+    Raises ValueError with a prompt's number, if possible before any prompt is computed; raises the server's errors.
     """
     rooms = await bounded(jobs, lambda job: _free_tokens(api, job), limit)
 

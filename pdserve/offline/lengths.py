@@ -1,4 +1,4 @@
-"""Refuse prompts that do not fit before anything is computed, and limit outputs to the remaining context."""
+"""Before anything is computed, refuse prompts that do not fit, and limit outputs to the remaining context."""
 
 from collections.abc import Mapping
 from typing import Any

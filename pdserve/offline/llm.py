@@ -50,7 +50,7 @@ class LLM:
     `model` is a folder or a hub name, empty for the default model; with a cluster it is a served name. Other
     keywords are flags of `pdserve serve` or of vLLM, with underscores: those without effect are listed once on stderr,
     unknown ones raise TypeError. A script samples the same outputs in every run, unless `seed` is changed;
-    None draws random seeds. `api_key` is for a cluster (default: $PDSERVE_API_KEY), and so is `tokenizer`, which
+    `seed=None` draws random seeds. `api_key` is for a cluster (default: $PDSERVE_API_KEY), and so is `tokenizer`, which
     get_tokenizer loads; `max_in_flight` is the maximum number of concurrent requests.
 
     Close the LLM, or use it as a context manager; it closes itself when the script exits.

@@ -68,13 +68,14 @@ def one_each(given: T | Sequence[T] | None, count: int, default: T, name: str) -
     if not isinstance(given, Sequence) or isinstance(given, str):
         return [given] * count  # T itself is not a sequence
     if len(given) != count:
-        raise ValueError(f"{count} prompts and {len(given)} {name}: pass one for all, or one each")
+        numbers = f"the number of {name} is {len(given)}, but the number of prompts is {count}"
+        raise ValueError(f"{numbers}: pass one for all, or one each")
     return list(given)
 
 
 def _read_all(given: Prompts | None) -> list[PromptInput]:
     if given is None:
-        raise TypeError("generate needs prompts")
+        raise TypeError("prompts is None: pass one prompt or a list")
     if isinstance(given, str | bytes | Mapping) or _is_ids(given) or not isinstance(given, Iterable):
         return [_read(0, given)]
     if not isinstance(given, Sequence):

@@ -129,7 +129,7 @@ async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
 
 
 class AdaptiveBackend:
-    """A BatchBackend that reduces the requests in flight, at most `maximum`, while the server is busy."""
+    """A BatchBackend that limits the requests in flight to `maximum`, and to fewer while the server is busy."""
 
     def __init__(self, backend: BatchBackend, maximum: int) -> None:
         self._backend = backend

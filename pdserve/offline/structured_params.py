@@ -15,7 +15,8 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 class StructuredOutputsParams:
     """Exactly one of KINDS, and the white space allowed in JSON. Raises ValueError for none or several.
 
-    `disable_additional_properties`: by default, objects of a JSON schema have only the properties it names.
+    `disable_additional_properties`: objects have only the properties that the JSON schema names, unless it sets
+    `additionalProperties` for them.
     `backend` and `disable_fallback` choose vLLM's grammar compiler and have no effect.
     """
 

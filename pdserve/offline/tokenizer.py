@@ -38,7 +38,7 @@ class SetTokenizer:
         self.tokenizer = tokenizer
 
     def encoded(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[Any]:
-        """Return the prompts with texts encoded to token ids; chats are unchanged. Raises ValueError for stops."""
+        """Return the prompts, texts encoded to token ids, chats unchanged. Raises ValueError for stop strings."""
         for one in params:
             if one.stops:
                 raise ValueError(f"stop is {one.stops!r}: stop strings need the model's own tokenizer")

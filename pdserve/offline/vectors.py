@@ -80,7 +80,8 @@ class Pairs:
         """Return the pairs. Raises ValueError if the numbers do not match."""
         lefts, rights = ([one] if isinstance(one, str) else list(one) for one in (left, right))
         if not lefts or not rights or len(lefts) not in (1, len(rights)):
-            raise ValueError(f"{len(lefts)} texts against {len(rights)}: pass one, or as many as the others")
+            counts = f"the number of left texts is {len(lefts)}, but the number of right texts is {len(rights)}"
+            raise ValueError(f"{counts}: pass one left text, or one for each right text")
         return cls(lefts, rights)
 
     def parts(self) -> list["Pairs"]:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """What an instance needs of a node; `device_ids` are its devices if Ray assigns none there."""
+    """What an instance needs from a node; `device_ids` are its devices if Ray assigns none there."""
 
     kind: str
     device_ids: tuple[str, ...]

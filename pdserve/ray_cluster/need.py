@@ -1,4 +1,4 @@
-"""What one instance needs of a Ray node, in Ray's resources, and the error if no node has it. Pure."""
+"""What one instance needs from a Ray node, in Ray's resources, and the error if no node has it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,5 +48,5 @@ def no_room(
     having = f"{need.resource} {counts} (including those in use)" if counts else f"no {need.resource} on any"
     return (
         f"the Ray cluster had no room for {num_instances} instances of {need} each ({strategy}) within {waited_s:g} s: "
-        f"it has {len(nodes)} nodes, with {having}"
+        f"it has {len(nodes)} node{'' if len(nodes) == 1 else 's'}, with {having}"
     )

@@ -53,7 +53,7 @@ class SelftestOptions:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 if no check failed, else 1. Raises ConfigError for a missing device.
+    """Run the command; return 0 if no check failed, else 1. Raises ConfigError for a missing device.
 
     On Ctrl-C the report has the results so far.
     """
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     prepare_torch(usable_threads())
     choice = choose(options.device)
     if choice.kind.traits.pools_on_host and options.index:
-        raise ConfigError(f"--index {options.index}: there is one {choice.kind.traits.kind} device, 0")
+        raise ConfigError(f"--index is {options.index}, but the only {choice.kind.traits.kind} device has index 0")
     device = choice.kind.open(options.index)
     device.activate()
     began = time.strftime("%Y-%m-%d %H:%M:%S %z")

@@ -85,10 +85,10 @@ def _result(tried: list[str], reasons: list[str]) -> str:
 
 
 def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, torch.dtype | None]]:
-    """Yield random weights as in AWQ and GPTQ (4 bits in groups, with zeros), W8A8 with inputs rounded by token and by
-    a stored step, and fp8 with one scale per row and with scales by block.
+    """Yield random weights as in AWQ and GPTQ (4 bits in groups, with zero points), in W8A8 and in fp8.
 
-    Each comes with its name, and the type to which inputs are rounded, if they are.
+    W8A8 is yielded with inputs rounded by token, then with inputs rounded by a stored step; fp8 with one scale per
+    row, then with one per block. Weights come with a name, and with the type to which inputs are rounded, if any.
     """
     numbers = torch.Generator().manual_seed(1)
 

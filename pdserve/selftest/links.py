@@ -92,7 +92,7 @@ def hand_over(name: str, pool: Memory, end: FarProcess) -> str:
             arrived = end.call({"digests": seed})["digests"]
             wrong = [tensor for tensor, digest in enumerate(sent) if arrived[tensor] != digest]
             if wrong:
-                raise Wrong(f"the received bytes of tensor {wrong[0]} differ from those sent, and no digest showed it")
+                raise Wrong(f"the received bytes of tensor {wrong[0]} differ from those sent, but no digest showed it")
     finally:
         sender.close()
     return f"{stats.kv_bytes / 1e6:.1f} MB, {stats.kv_bytes / max(stats.seconds, 1e-9) / 1e9:.2f} GB/s"

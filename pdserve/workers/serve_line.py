@@ -95,8 +95,8 @@ def _sizes(plan: LaunchPlan, typed: TypedFlags) -> Sizes:
         )  # fmt: skip
         ids = ",".join(plan.own.device_ids)
         raise ConfigError(
-            f"--tensor-parallel-size {tensor}{others} differs from the {num} devices of the local ranktable ({ids}): "
-            "the two must be equal"
+            f"--tensor-parallel-size {tensor}{others} differs from the {num} device{'' if num == 1 else 's'} of the "
+            f"local ranktable ({ids}): the two must be equal"
         )
     return Sizes(tensor, data, pipeline)
 

@@ -14,21 +14,21 @@ from ranktable_tools.devices.tools import ToolOutput
     [
         ((), 2, {}, None),
         (("nvidia0", "nvidia1"), 2, {}, None),
-        (("nvidia0",), 2, {}, "2 ranks are more than the 1 cuda cards visible here"),
-        (("davinci0", "davinci1"), 4, {}, "4 ranks are more than the 2 npu cards visible here"),
+        (("nvidia0",), 2, {}, "there are more ranks (2) than visible cuda cards (1)"),
+        (("davinci0", "davinci1"), 4, {}, "there are more ranks (4) than visible npu cards (2)"),
         (
             ("nvidia0", "nvidia1"), 2, {"CUDA_VISIBLE_DEVICES": "1"},
-            "2 ranks are more than the 1 cards of CUDA_VISIBLE_DEVICES",
+            "there are more ranks (2) than cards in CUDA_VISIBLE_DEVICES (1)",
         ),
         (("nvidia0", "nvidia1"), 2, {"CUDA_VISIBLE_DEVICES": "1,0"}, None),
         (("nvidia0",), 1, {"CUDA_VISIBLE_DEVICES": "0"}, None),
         (
             ("nvidia0",), 1, {"CUDA_VISIBLE_DEVICES": ""},
-            "1 ranks are more than the 0 cards of CUDA_VISIBLE_DEVICES",
+            "there are more ranks (1) than cards in CUDA_VISIBLE_DEVICES (0)",
         ),
         (
             ("nvidia0",), 2, {"CUDA_VISIBLE_DEVICES": "1,-1,0"},
-            "2 ranks are more than the 1 cards of CUDA_VISIBLE_DEVICES",
+            "there are more ranks (2) than cards in CUDA_VISIBLE_DEVICES (1)",
         ),
     ],
 )  # fmt: skip

@@ -69,7 +69,7 @@ def test_a_failed_answer_is_quoted(client: Client, model: str, words: str) -> No
 def test_the_share_of_sending_hidden_by_the_overlap_is_reported() -> None:
     times = AnswerTimes(0.5, 2, 2.0, kv_bytes=1000, hop_ms=1.5, transport="tcp", early_bytes=875)
 
-    assert str(times).endswith("KV hop: 1,000 bytes in 1.5 ms over tcp, 88% of them while prefill computed")
+    assert str(times).endswith("KV hop: 1,000 bytes in 1.5 ms over tcp, 88% of them during prefill")
 
 
 def test_a_refused_connection_is_unavailable() -> None:

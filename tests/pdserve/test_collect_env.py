@@ -151,4 +151,4 @@ def test_an_unreadable_run_folder_is_in_the_report(
 
 def test_an_invalid_timeout_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collect-env", "--timeout", "0"]) == 2
-    assert "--timeout 0 is not in 0..3600 seconds" in capsys.readouterr().err
+    assert "--timeout is 0, but must be more than 0 and at most 3600 seconds" in capsys.readouterr().err

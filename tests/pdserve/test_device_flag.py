@@ -140,7 +140,7 @@ def test_auto_uses_the_cpu_with_a_message_if_no_card_is_visible(
 
     request = parse(["--model", str(model)])
 
-    why = "2 ranks are more than the 0 cards of CUDA_VISIBLE_DEVICES"
+    why = "there are more ranks (2) than cards in CUDA_VISIBLE_DEVICES (0)"
     assert f"--device auto: all instances run on the CPU, because {why}\n" in capsys.readouterr().err
     assert request.flags[request.flags.index("--device") + 1] == "cpu"
     if isinstance(request, PdRequest):

@@ -142,7 +142,7 @@ def test_a_preset_value_that_is_too_short_is_refused_with_both(tmp_path: Path, p
 
 
 def test_too_few_cards_are_refused_with_both_numbers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"1 npu cards are visible here \(4\), but the table's entry has 2 \(4,5\)"):
+    with pytest.raises(ConfigError, match=r"1 npu card is visible here \(4\), but the table's entry has 2 \(4,5\)"):
         map_devices("npu", ["4", "5"], npus(tmp_path, 4), dev=tmp_path)
     with pytest.raises(ConfigError, match=r"0 cuda cards are visible here \(none\)"):
         map_devices("cuda", ["4"], {"PATH": "/nowhere"}, dev=tmp_path)

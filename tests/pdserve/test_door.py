@@ -205,8 +205,8 @@ def test_a_part_of_a_body_is_not_sent_on() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--to", "127.0.0.1:9000"), "is no URL of a server"),
-        (("--to", "http://h/v1"), "is no URL of a server"),
+        (("--to", "127.0.0.1:9000"), "is not the URL of a server"),
+        (("--to", "http://h/v1"), "is not the URL of a server"),
         (("--wait", "0"), "--wait 0.0 is out of range"),
     ],
 )

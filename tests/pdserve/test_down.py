@@ -42,8 +42,8 @@ def test_a_cluster_started_another_way_is_named(
         assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
 
     assert capsys.readouterr().out == (
-        f"nothing was stopped: no cluster of `pdserve up` runs in {tmp_path}; the one at {url} was not started by it: "
-        "stop its processes yourself, or pass its folder with --run-dir\n"
+        f"nothing was stopped: no cluster of `pdserve up` runs in {tmp_path}. The scheduler at {url} was started "
+        "otherwise: stop its processes yourself, or pass its run folder with --run-dir\n"
     )
 
 

@@ -47,8 +47,8 @@ def test_a_wrong_flag_ends_the_command_where_it_was_typed(
     [
         (None, (), "/model/config.json is missing"),
         ("{", (), "/model/config.json cannot be read as JSON"),
-        ('{"max_position_embeddings": 64}', ("--max-model-len", "65"), "--max-model-len 65 exceeds the 64 of "),
-        ('{"text_config": {"max_position_embeddings": 64}}', ("--max-model-len", "65"), "exceeds the 64 of "),
+        ('{"max_position_embeddings": 64}', ("--max-model-len", "65"), "--max-model-len 65 exceeds 64, the limit in "),
+        ('{"text_config": {"max_position_embeddings": 64}}', ("--max-model-len", "65"), "exceeds 64, the limit in "),
     ],
 )
 def test_a_model_that_cannot_be_served_ends_up_before_anything_starts(
@@ -90,10 +90,10 @@ def test_a_length_that_rope_scaling_may_allow_is_left_to_instances(rope: str, tm
 TP_2 = ("--tensor-parallel-size", "2")
 FAKE_TP_2 = ("--engine", "fake", *TP_2)
 SHORT = [
-    (2, "20000-20001", (), "has 2 ports: 3 ranks (3 instances x 1) need one each"),
-    (3, "20000-20003", FAKE_TP_2, "has 4 ports: 8 ranks (4 instances x 2) need one each"),
-    (3, "20000-20006", TP_2, "has 7 ports: 8 ranks (4 instances x 2) need one each"),
-    (3, "20000-20002", ("--kv-transport", "shm", "process_group"), "has 3 ports: 4 ranks (4 instances x 1)"),
+    (2, "20000-20001", (), "has 2 ports, but 3 ranks need one each (instances: 3, ranks of each: 1)"),
+    (3, "20000-20003", FAKE_TP_2, "has 4 ports, but 8 ranks need one each (instances: 4, ranks of each: 2)"),
+    (3, "20000-20006", TP_2, "has 7 ports, but 8 ranks need one each (instances: 4, ranks of each: 2)"),
+    (3, "20000-20002", ("--kv-transport", "shm", "process_group"), "has 3 ports, but 4 ranks need one each"),
 ]
 ENOUGH = [
     ("20000-20003", ()),

@@ -68,7 +68,7 @@ def test_equal_tokens_names_the_first_difference() -> None:
     assert equal_tokens(reference, [ASK], [CaseOutput({0: [5, 6]})]) == (
         "prompt 0: sequence 0, token 2: nothing in place of (7,)"
     )
-    assert equal_tokens(reference, [ASK], [CaseOutput()]) == "prompt 0: 0 sequences in place of 1"
+    assert equal_tokens(reference, [ASK], [CaseOutput()]) == "prompt 0: the number of sequences is 0, not 1"
 
 
 def test_log_probabilities_may_differ_by_rounding_alone() -> None:
@@ -79,7 +79,7 @@ def test_log_probabilities_may_differ_by_rounding_alone() -> None:
     assert "output 1: a log probability is 0.0002 off" in str(
         equal_logprobs(reference, [ASK], [CaseOutput({0: [7, 8]}, {0: [TOLD[0], off]})])
     )
-    assert "1 log probabilities in place of 2" in str(
+    assert "the number of log probabilities is 1, not 2" in str(
         equal_logprobs(reference, [ASK], [CaseOutput({0: [7, 8]}, {0: [TOLD[0]]})])
     )
 
@@ -94,7 +94,7 @@ def test_prompt_logprobs_are_compared_with_the_next_tokens() -> None:
 
     assert judged([7, 8], None, TOLD[0]) == "None"
     assert "token 0" in judged([7, 8], TOLD[0], TOLD[0])
-    assert "4 log probabilities in place of 2" in judged([7, 8], None, TOLD[0], None, TOLD[0])
+    assert "the number of log probabilities is 4, not 2" in judged([7, 8], None, TOLD[0], None, TOLD[0])
     assert "token 1: (9,) in place of (8,)" in judged([7, 9], None, TOLD[0])
 
 
@@ -115,7 +115,9 @@ def test_vectors_are_compared_as_requested() -> None:
 
     assert equal_vectors(script(), [prompt], [CaseOutput(vector=good)]) is None
     assert "is 0.01 off" in str(equal_vectors(script(), [prompt], [CaseOutput(vector=(good[0] + 0.01, good[1]))]))
-    assert "a vector of 3 in place of 2" in str(equal_vectors(script(), [prompt], [CaseOutput(vector=(*good, 0.0))]))
+    assert "the vector has 3 values in place of 2" in str(
+        equal_vectors(script(), [prompt], [CaseOutput(vector=(*good, 0.0))])
+    )
 
 
 def test_a_text_judge_ignores_the_eos_at_the_end() -> None:
@@ -123,7 +125,9 @@ def test_a_text_judge_ignores_the_eos_at_the_end() -> None:
     reads = reads_as(lambda ids: "".join(map(str, ids)), lambda text: text == "12")
 
     assert reads(script(), [prompt], [CaseOutput({0: [1, 2, 0]})]) is None
-    assert reads(script(), [prompt], [CaseOutput({0: [1, 3]})]) == "prompt 0: '13'"
+    assert reads(script(), [prompt], [CaseOutput({0: [1, 3]})]) == (
+        "prompt 0: the text '13' does not have the requested form"
+    )
     assert reads(script(), [prompt], [CaseOutput()]) == "a prompt has no sequence"
 
 

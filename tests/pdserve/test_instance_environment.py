@@ -62,7 +62,7 @@ def test_auto_finds_the_entrys_cards_before_opening_any(tmp_path: Path) -> None:
 
     assert (made.device, environ["CUDA_VISIBLE_DEVICES"]) == ("auto", "GPU-6,GPU-7")
     assert made.device_line is not None
-    assert made.device_line.endswith("(CUDA_VISIBLE_DEVICES=GPU-6,GPU-7), if they are usable")
+    assert made.device_line.endswith("(CUDA_VISIBLE_DEVICES=GPU-6,GPU-7), if the cards are usable")
 
 
 def test_auto_uses_the_cpu_with_the_reason_if_cards_are_hidden(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_auto_uses_the_cpu_with_the_reason_if_cards_are_hidden(tmp_path: Path) -
 
     assert (made.device, environ) == ("cpu", before)
     assert made.device_line is not None
-    assert made.device_line.startswith("devices: the CPU, because 1 cuda cards are visible here (0), ")
-    with pytest.raises(ConfigError, match="1 cuda cards are visible here"):
+    assert made.device_line.startswith("devices: the CPU, because 1 cuda card is visible here (0), ")
+    with pytest.raises(ConfigError, match="1 cuda card is visible here"):
         prepare_environment(
             EngineOptions(device="cuda"), _plan(tmp_path), environ,
             run=lambda command: ToolOutput(tuple(command), one, 0), dev=tmp_path,

@@ -116,7 +116,7 @@ def test_auto_shares_the_cards_out_if_there_are_enough(tmp_path: Path, monkeypat
 def test_npus_of_a_preset_variable_are_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "6")
 
-    with pytest.raises(ConfigError, match=r"'6' lists 1 cards, but 2 instances of 1 ranks need 2: "):
+    with pytest.raises(ConfigError, match=r"'6' lists 1 card, but 2 instances of 1 rank need 2: "):
         lay_out(ClusterShape(1, 1, "h", 9000, (), "npu"), tmp_path)
 
 

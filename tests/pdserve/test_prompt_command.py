@@ -198,9 +198,9 @@ def test_mistakes_are_reported(argv: list[str], error: type[Exception], words: s
 
 
 def test_a_refused_key_and_another_server_are_reported(server: Recorded) -> None:
-    with pytest.raises(ConfigError, match="refuses the API key: set --api-key or PDSERVE_API_KEY"):
+    with pytest.raises(ConfigError, match="requires a valid API key: set --api-key or PDSERVE_API_KEY"):
         chat.main(["--url", server.url, "-q", "x"])
-    with pytest.raises(ConfigError, match="refuses the API key"):
+    with pytest.raises(ConfigError, match="requires a valid API key"):
         chat.main(["--url", server.url.removesuffix("/proxy/v1"), "--api-key", "sk", "-q", "x"])
 
 

@@ -321,7 +321,7 @@ def test_a_missing_server_or_wrong_key_is_reported_at_once(tmp_path: Path) -> No
     assert (gone.status, wrong.status, right.status) == (1, 2, 0)
     assert f"http://127.0.0.1:{port}: no connection" in gone.err
     assert "kept" not in gone.err, "nothing was answered"
-    assert f"{keyed.url} refuses the API key" in wrong.err
+    assert f"{keyed.url} requires a valid API key" in wrong.err
     assert "sk-wrong" not in wrong.err
     assert keyed.requests == dict.fromkeys(WORDS, 1)
 

@@ -375,7 +375,7 @@ def test_help_names_the_groups_that_there_are(capsys: pytest.CaptureFixture[str]
     ("flags", "words"),
     [
         (("--only", "nosuch"), "--only nosuch matches no row; the groups are attention, "),
-        (("--device", "cpu", "--index", "4"), "--index 4: there is one cpu device, 0"),
+        (("--device", "cpu", "--index", "4"), "--index is 4, but the only cpu device has index 0"),
     ],
 )
 def test_unknown_rows_or_devices_are_refused_with_the_known(flags: tuple[str, ...], words: str) -> None:

@@ -163,7 +163,11 @@ def test_the_costs_of_a_running_cluster_are_those_that_were_measured() -> None:
 
 @pytest.mark.parametrize(
     ("costs", "what"),
-    [({"base": 0.1}, "a prompt token"), ({"token": 0.1}, "a decoding step"), ({}, "a prompt token")],
+    [
+        ({"base": 0.1}, "the time of a prompt token"),
+        ({"token": 0.1}, "the time of a decode step"),
+        ({}, "the time of a prompt token"),
+    ],
 )
 def test_a_cluster_that_served_nothing_yet_says_so(costs: dict[str, float], what: str) -> None:
     with pytest.raises(ConfigError, match=f"http://127.0.0.1:1 has not measured {what} yet: send it some requests"):

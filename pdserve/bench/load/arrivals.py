@@ -11,10 +11,10 @@ def arrival_times(count: int, rate: float, burstiness: float, numbers: random.Ra
     """Return when each of `count` requests is due, in seconds from the start; all at 0 if `rate` is infinite.
 
     Waits are gamma-distributed with shape `burstiness`: 1 is a Poisson process, less is burstier, infinity is regular.
-    The last is due at `count / rate` exactly, as in vLLM's `bench serve`. Raises ConfigError.
+    The last request is due at `count / rate` exactly, as in vLLM's `bench serve`. Raises ConfigError.
     """
     if not rate > 0 or not burstiness > 0:
-        raise ConfigError(f"--request-rate {rate:g} --burstiness {burstiness:g}: both must be more than 0")
+        raise ConfigError(f"--request-rate is {rate:g} and --burstiness is {burstiness:g}: both must be more than 0")
     if math.isinf(rate):
         return [0.0] * count
     if math.isinf(burstiness):

@@ -30,7 +30,7 @@ async def drive(
 ) -> None:  # fmt: skip
     """Send `requests` at `times_s` after now; return when all have ended. `seen` is called after each.
 
-    Cancelling it cancels the requests in progress; `record` keeps those that have ended.
+    Cancelling this coroutine cancels the requests in progress; `record` keeps those that have ended.
     """
     places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
 

@@ -42,7 +42,7 @@ class Endpoint:
         self, request: LoadRequest, due_s: float | None = None, *, more: Mapping[str, Any] | None = None,
         on_first: Callable[[], None] = _do_nothing,
     ) -> Timeline:  # fmt: skip
-        """Return the request's timeline, which includes any failure instead of raising. `more` is added to the body."""
+        """Return the request's timeline; a failure is part of it, not raised. `more` is added to the body."""
         sent_s = self.clock()
         answer = _Answer(self.clock, on_first)
         body = orjson.dumps({**self.dialect.body(request), **(more or {})})
@@ -117,8 +117,9 @@ class _Answer:
         if not self._finished:
             return RequestFailure("broke off", "the stream ended without a finish_reason")
         if self._usage is None:
-            message = "the server does not count tokens (stream_options.include_usage)"
+            cause = " despite stream_options.include_usage" if self._done else ""
             is_whole = self._done or not self._has_pieces
+            message = f"the server sent no token counts{cause}"
             return RequestFailure("no usage", message if is_whole else "the stream ended before the usage")
         return None
 

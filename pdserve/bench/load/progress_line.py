@@ -37,7 +37,7 @@ class LiveLine:
         """Return the text after the bar."""
         rate = self._tokens / duration_s if duration_s > 0 else 0.0
         ttft = f"{1000 * percentile(self._ttfts_s, 50):.0f} ms" if self._ttfts_s else "-"
-        return f"{self._errors} errors, {rate:.0f} tok/s, p50 TTFT {ttft}"
+        return f"errors: {self._errors}, {rate:.0f} tok/s, p50 TTFT {ttft}"
 
     def close(self) -> None:
         """Remove the line."""

@@ -11,7 +11,7 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class FilePrompt:
-    """One prompt of a file; `answer` or `output_len` determine the length of its answer, if given."""
+    """One prompt of a file; `answer` or `output_len`, if given, determines the length of its answer."""
 
     prompt: str
     output_len: int | None = None
@@ -58,5 +58,5 @@ def _custom(place: str, line: str) -> FilePrompt:
         raise ConfigError(f'{place}: it has no "prompt" text')
     tokens = fields.get("output_tokens")
     if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
-        raise ConfigError(f'{place}: "output_tokens" is {tokens!r}, not a number of 1 or more')
+        raise ConfigError(f'{place}: "output_tokens" is {tokens!r}, but must be a number of at least 1')
     return FilePrompt(prompt, tokens)

@@ -31,7 +31,7 @@ class RequestSizes:
     def __post_init__(self) -> None:
         if self.input_len < 1 or self.output_len < 1 or self.prefix_len < 0:
             message = f"--random-input-len {self.input_len} --random-output-len {self.output_len}"
-            raise ConfigError(f"{message} --random-prefix-len {self.prefix_len}: must be at least 1, 1 and 0")
+            raise ConfigError(f"{message} --random-prefix-len {self.prefix_len}: these must be at least 1, 1 and 0")
         if not 0 <= self.ratio < 1:
             raise ConfigError(f"--random-range-ratio {self.ratio:g} is not in [0, 1)")
 
@@ -48,7 +48,7 @@ class RequestSizes:
 def make_random_requests(
     count: int, shape: RequestSizes, numbers: random.Random, *, vocabulary: int | None
 ) -> list[LoadRequest]:
-    """Return requests of token ids from 100 to below `vocabulary` or 40,000; of words if `vocabulary` is None."""
+    """Return requests of words if `vocabulary` is None, else of token ids from 100, below it and below 40,000."""
     source: Sequence[int | str] = _WORDS if vocabulary is None else _usable_ids(vocabulary)
     prefix = numbers.choices(source, k=shape.prefix_len)
     return [_request(shape, source, prefix, numbers) for _ in range(count)]

@@ -16,7 +16,8 @@ def report(
     If nothing completed there are no rates and times, and for vectors (`pooled`) no output token rates: zeros would
     be meaningless.
     """
-    ended = [f"{summary.completed} requests completed", f"{summary.failed} failed"]
+    requests = "request" if summary.completed == 1 else "requests"
+    ended = [f"{summary.completed} {requests} completed", f"{summary.failed} failed"]
     if summary.unfinished:
         ended.append(f"{summary.unfinished} unfinished")
     yield f"{', '.join(ended)} in {summary.duration_s:.2f} s"
@@ -41,11 +42,11 @@ def _errors(record: LoadRecord) -> Iterator[str]:
 
 def _rates(summary: Summary, goals: Mapping[str, float], pooled: bool) -> Iterator[str]:
     rows = [
-        ["requests", f"{summary.rate(summary.completed):.2f} /s", f"most at once {summary.peak_requests}"],
+        ["requests", f"{summary.rate(summary.completed):.2f} /s", f"at most {summary.peak_requests} at once"],
         ["input tokens", f"{summary.rate(summary.input_tokens):.1f} /s", f"{summary.input_tokens:,} in all"],
     ]
     if not pooled:
-        best = f"best second {summary.peak_output_tokens:.0f}"
+        best = f"{summary.peak_output_tokens:.0f} in the best second"
         in_all = f"{summary.output_tokens:,} in all, {best}"
         rows.append(["output tokens", f"{summary.rate(summary.output_tokens):.1f} /s", in_all])
     if summary.good is not None:

@@ -17,7 +17,7 @@ def measured(
 ) -> dict[str, Any]:
     """Return the measured part of the result; times of single requests are in seconds, others in the unit of the key.
 
-    `pooled`: for vectors, which have two extra keys, and one input per request.
+    `pooled`: the answers are vectors. The result then has two extra keys, and each request counts as one input.
     """
     fields = _total_fields(summary) | _list_fields(record.in_order, record.began_s) | _spread_fields(summary)
     if not detailed:

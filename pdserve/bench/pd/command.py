@@ -60,7 +60,8 @@ def chosen(request: PdRequest) -> tuple[Load, ...]:
     maximum = _max_len(request)
     if longest > maximum:
         raise ConfigError(
-            f"the longest request has {longest} tokens, but {request.model} supports {maximum}: try --quick"
+            f"the longest request has {longest} tokens, but the limit of {request.model} is {maximum}"
+            + ("" if options.quick else ": try --quick")
         )
     return loads
 

@@ -69,7 +69,7 @@ def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO
 
 
 def _cards(device: str) -> tuple[Mapping[str, str], ...]:
-    """Return the variables that give each of two instances the card that a table would: device 0, and device 1."""
+    """Return the variables that give each of two instances its card as a ranktable would: device 0, and device 1."""
     kind = find_kind() if device == AUTO else kind_named(device)
     dealt = deal_to_instances(device, 2, 1, os.environ)
     if any(dealt) or kind == "cpu":

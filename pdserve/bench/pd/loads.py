@@ -50,7 +50,7 @@ class Sent:
 
 
 def all_loads(*, quick: bool) -> tuple[Load, ...]:
-    """Return the loads of the peers' comparison and the burst on running streams; `quick`: smaller ones."""
+    """Return the loads, which include a burst on running streams; `quick`: smaller ones."""
     if quick:
         short, stream = RequestSizes(32, 8), RequestSizes(16, 48)
         return (

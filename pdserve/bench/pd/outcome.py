@@ -22,7 +22,7 @@ class Figure:
 
 FIGURES = (
     Figure("ttft_p50_ms", "TTFT p50", "first token"),
-    Figure("ttft_p95_ms", "TTFT p95", "latest first tokens"),
+    Figure("ttft_p95_ms", "TTFT p95", "slowest first tokens"),
     Figure("tpot_p50_ms", "TPOT p50", "time per token"),
     Figure("longest_gap_p99_ms", "longest gap p99", "longest gap"),
     Figure("output_tokens_per_s", "out tok/s", "output tokens per second", more_is_better=True),

@@ -19,7 +19,8 @@ def lines(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
     yield from why(outcomes)
     for one in outcomes:
         if one.failed:
-            yield f"not compared: {one.failed} requests failed in {one.load}, {one.contestant}: {one.failure}"
+            requests = "request" if one.failed == 1 else "requests"
+            yield f"not compared: {one.failed} {requests} failed in {one.load}, {one.contestant}: {one.failure}"
 
 
 def as_json(outcomes: Sequence[BenchOutcome]) -> list[dict[str, Any]]:

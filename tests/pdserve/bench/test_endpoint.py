@@ -121,7 +121,7 @@ def test_vectors_have_an_end_and_no_tokens() -> None:
         (b'{"object": "list"}', "no event: not a list of vectors"),
         (b"{", "no event: "),
         (b'{"data": [], "usage": {"prompt_tokens": [7]}}', "no event: an event has an unexpected form"),
-        (b'{"data": []}', "no usage: the server does not count tokens"),
+        (b'{"data": []}', "no usage: the server sent no token counts"),
     ],
 )
 def test_an_answer_without_a_vector_is_a_failure(body: bytes, words: str) -> None:
@@ -138,7 +138,7 @@ def test_an_answer_without_a_vector_is_a_failure(body: bytes, words: str) -> Non
         ([Sent(0, b"<html>down</html>")], 502, "HTTP 502: <html>down</html>"),
         ([Sent(1, completion("a")), Sent(0, event({"error": {"message": "lost"}}))], 200, "error in the stream: lost"),
         ([Sent(1, completion("a"))], 200, "broke off: the stream ended without a finish_reason"),
-        ([Sent(1, completion("a", "stop") + b"data: [DONE]\n\n")], 200, "no usage: the server does not count tokens"),
+        ([Sent(1, completion("a", "stop") + b"data: [DONE]\n\n")], 200, "no usage: the server sent no token counts"),
         ([Sent(1, completion("a", "stop"))], 200, "no usage: the stream ended before the usage"),
         ([Sent(1, completion("a")), Sent(1, b"data: hm\n\n")], 200, "no event: "),
         ([Sent(1, completion("a")), Sent(1, b"data: 7\n\n")], 200, "no event: an event is not an object: 7"),

@@ -99,7 +99,7 @@ def test_the_live_line_shows_errors_rate_and_median_ttft() -> None:
         partial.add(number, line, line.end_s)
         live.see(partial)
 
-    assert live.text(2.5) == "1 errors, 2 tok/s, p50 TTFT 1250 ms"
+    assert live.text(2.5) == "errors: 1, 2 tok/s, p50 TTFT 1250 ms"
     live.close()
     assert "0/4" in terminal.getvalue()
 

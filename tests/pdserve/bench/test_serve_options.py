@@ -116,7 +116,7 @@ def test_unsupported_vllm_flags_are_refused_with_advice(name: str) -> None:
         (["--dataset-name", "custom"], "it needs --dataset-path FILE"),
         (["--dataset-path", "f"], "random prompts need no --dataset-path"),
         (["--dataset-name", "custom", "--dataset-path", "no/f"], "--dataset-path no/f does not exist"),
-        (["--random-input-len", "0"], "--random-input-len 0 --random-output-len 128 .*: must be at least 1, 1 and 0"),
+        (["--random-input-len", "0"], "--random-input-len 0 .*: these must be at least 1, 1 and 0"),
         (["--random-range-ratio", "1"], "--random-range-ratio 1 is not in"),
         (["--port", "99999"], "http://127.0.0.1:99999: the port is not a number from 1 to 65535"),
         (["--base-url", "http://h:x"], "http://h:x: the port is not a number from 1 to 65535"),

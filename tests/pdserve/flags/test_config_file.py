@@ -108,7 +108,7 @@ def test_large_missing_and_binary_files_are_refused(file: Path) -> None:
     with pytest.raises(ConfigError, match=f"more than {MAX_BYTES} bytes"):
         read(str(file))
     file.write_bytes(b"a: \xff\xfe\n")
-    with pytest.raises(ConfigError, match="not UTF-8: byte 3"):
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 3"):
         read(str(file))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read(str(file) + "x")

@@ -117,7 +117,7 @@ def test_the_token_is_sent(
     kind: str, hub: FakeHub, fetched: Callable[..., Snapshot], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hub.needs_token.add(LLAMA)
-    with pytest.raises(ConfigError, match=rf"{hub.url} has no such model, or a private one: .*set HF_TOKEN"):
+    with pytest.raises(ConfigError, match=rf"{hub.url} has no such model, or it is private: .*set HF_TOKEN"):
         fetched(LLAMA)
     hub.seen.clear()
     if kind == "variable":

@@ -112,7 +112,7 @@ def test_without_a_network_the_cached_copy_is_used(library: Callable[..., Librar
     snapshot = fetch(job_for(), {}, messages.append)
 
     assert messages[1] == (
-        f"ModelScope does not provide {NAME} (ConnectionError: no route): using the copy in {snapshot.folder}"
+        f"ModelScope did not provide {NAME} (ConnectionError: no route): using the copy in {snapshot.folder}"
     )
 
 
@@ -128,7 +128,7 @@ def test_the_librarys_error_is_quoted_with_advice(library: Callable[..., Library
 def test_a_model_without_weights_is_refused(library: Callable[..., Library]) -> None:
     library("config.json", "model.gguf")
 
-    with pytest.raises(ConfigError, match=rf"{NAME} from ModelScope lacks config\.json and weights"):
+    with pytest.raises(ConfigError, match=rf"{NAME} from ModelScope is incomplete: .* needs config\.json and weights"):
         fetch(job_for(), {}, silent)
 
 

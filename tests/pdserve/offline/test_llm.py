@@ -44,7 +44,7 @@ def test_outputs_keep_the_order_of_prompts_and_parameters(local: LLM, oracle: Or
     assert ids(outputs[4])[:5] == ids(outputs[0])
     assert ids(local.generate(oracle.ids(PROMPTS[2]), GREEDY)[0])[:7] == ids(outputs[2])
     assert local.generate([]) == []
-    with pytest.raises(ValueError, match="2 prompts and 1 sets of parameters"):
+    with pytest.raises(ValueError, match="the number of sets of parameters is 1, but the number of prompts is 2"):
         local.generate(PROMPTS[:2], [GREEDY])
 
 
@@ -55,7 +55,7 @@ def test_priorities_are_one_for_all_or_one_each(local: LLM) -> None:
     for one in (1, [0]):
         assert len(local.generate(PROMPTS[0], None, priority=one)) == 1
     for wrong in ([0] * 3, []):
-        with pytest.raises(ValueError, match=f"4 prompts and {len(wrong)} priorities"):
+        with pytest.raises(ValueError, match=f"priorities is {len(wrong)}, but the number of prompts is 4"):
             local.generate(PROMPTS, priority=wrong)
 
 

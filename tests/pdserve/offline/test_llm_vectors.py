@@ -31,7 +31,7 @@ def test_vectors_have_length_1_and_scores_are_their_cosines(local: LLM) -> None:
     assert [one.outputs.score for one in many] == pytest.approx([1.0] * 40 + [cosines[1]], abs=1e-5)
     assert [one.outputs.score for one in pairs] == pytest.approx([1.0, 1.0, 1.0], abs=1e-5)
     assert local.embed("hello", dimensions=8)[0].outputs.hidden_size == 8
-    with pytest.raises(ValueError, match="2 texts against 3"):
+    with pytest.raises(ValueError, match="left texts is 2, but the number of right texts is 3"):
         local.score(texts[:2], texts)
 
 

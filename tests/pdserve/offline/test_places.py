@@ -107,7 +107,7 @@ def test_a_cluster_is_used_with_a_key_and_a_served_model(cluster: str) -> None:
 
 
 def test_a_pair_that_cannot_start_quotes_its_last_log_lines(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"its last lines:\n[\s\S]*--max-model-len 4096 exceeds the 512"):
+    with pytest.raises(ConfigError, match=r"its last lines:\n[\s\S]*--max-model-len 4096 exceeds 512"):
         LLM(str(model), prefill=1, max_model_len=4096, **ENGINE)  # type: ignore[arg-type]
 
 

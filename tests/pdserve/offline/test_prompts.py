@@ -37,7 +37,7 @@ def test_each_form_is_read(given: Any, prompts: list[PromptInput]) -> None:
         ({"prompt_token_ids": []}, ValueError, "prompt_token_ids must be a non-empty list of token ids"),
         ({"text": "a"}, ValueError, "prompt 0 has neither prompt nor prompt_token_ids"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, TypeError, "prompt 0: multi_modal_data.image 0 is int"),
-        (None, TypeError, "generate needs prompts"),
+        (None, TypeError, "prompts is None: pass one prompt or a list"),
         (5, TypeError, "prompt 0 is a value of type int: pass a string"),
         (b"a", TypeError, "prompt 0 is a value of type bytes: pass a string"),
     ],
@@ -51,7 +51,8 @@ def test_one_set_of_parameters_is_for_all_and_several_are_one_each() -> None:
     assert one_each(None, 2, "default", "x") == ["default", "default"]
     assert one_each(5, 2, 0, "x") == [5, 5]
     assert one_each([5, 6], 2, 0, "x") == [5, 6]
-    with pytest.raises(ValueError, match="2 prompts and 3 sets of parameters: pass one for all, or one each"):
+    numbers = "the number of sets of parameters is 3, but the number of prompts is 2"
+    with pytest.raises(ValueError, match=f"{numbers}: pass one for all, or one each"):
         one_each([1, 2, 3], 2, 0, "sets of parameters")
 
 

@@ -37,7 +37,7 @@ def test_engine_flags_go_to_every_process(model: Path) -> None:
         (["--port", "9000"], "--port is set by `pdserve bench pd` itself"),
         (["--vllm", "no/such"], "--vllm no/such is not executable"),
         (["--only", "nothing"], "--only nothing matches none of: one at a time"),
-        ([], "the longest request has 1280 tokens, but .* supports 512: try --quick"),
+        ([], "the longest request has 1280 tokens, but the limit of .* is 512: try --quick"),
     ],
 )
 def test_mistakes_are_refused_with_a_reason(model: Path, argv: list[str], words: str) -> None:

@@ -29,7 +29,7 @@ def test_wins_are_listed_with_load_and_factor() -> None:
     assert list(where(outcomes)) == [
         "P/D wins 3 of 5 figures:",
         "  first token, burst: 1.50x",
-        "  latest first tokens, burst: 1.50x",
+        "  slowest first tokens, burst: 1.50x",
         "  longest gap, burst: 4.50x",
         "colocated wins 1 of 5 figures:",
         "  output tokens per second, burst: 1.50x",
