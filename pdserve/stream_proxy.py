@@ -1,4 +1,4 @@
-"""Forwards requests to schedulers. The answer to a stream goes on through another one when the first one dies.
+"""Forwards requests to schedulers. When a scheduler dies, its streams go on through another scheduler.
 
 client --POST--> proxy --POST, X-Pdserve-Keep-Stream: if-possible--> scheduler --events 1, 2, ... --dies
                   |----GET /v1/streams/ID?after=2--> another scheduler --events 3, 4, ...--> client
@@ -84,7 +84,7 @@ class _Exchange:
         await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
     async def write(self, part: bytes) -> None:
-        """Pass a part of the answer on; of a kept stream only whole events, which another server can continue."""
+        """Pass a part of the answer on; of a kept stream only whole events, after which another server can go on."""
         if self.stream_id:
             whole, mark, self.unsent = (self.unsent + part).rpartition(b"\n\n")
             part = whole + mark

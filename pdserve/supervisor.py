@@ -174,10 +174,10 @@ class Supervisor:
 
     def _give_up(self, place: _Place, end: str) -> None:
         place.due, place.note = None, _GIVEN_UP
-        limits, name = self._limits, place.plan.name
+        limits, name, deaths = self._limits, place.plan.name, place.restarts.deaths
         verdict = (
-            f"gave up on {name}: it died {place.restarts.deaths} times in {limits.window_s:g} s "
-            f"(limit {limits.max_restarts} restarts). {end}"
+            f"gave up on {name}: it died {deaths} time{'' if deaths == 1 else 's'} in {limits.window_s:g} s "
+            f"(limit of restarts: {limits.max_restarts}). {end}"
         )
         lines = last_lines(Path(place.child.record.log), _LAST_LINES)
         self._say("\n  ".join([f"{verdict}; its last lines:", *lines]))

@@ -15,7 +15,7 @@ def when_completed(
 ) -> LaunchPlan:  # fmt: skip
     """Return the plan as soon as its tables have the status `completed`; say once what is awaited.
 
-    Raises RanktableError at once for other errors, and after `timeout_s` if they are still not completed.
+    Raises RanktableError at once for other errors, and after `timeout_s` if the tables are still not completed.
     """
     deadline, has_printed = clock() + timeout_s, False
     while True:

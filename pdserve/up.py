@@ -115,7 +115,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def hold(self) -> Callable[[], bool]:
-        """Stop raising; return a function that returns whether another signal came since."""
+        """Stop raising; return a function that returns whether another signal has come since."""
         self._raises, before = False, max(1, self._count)
         return lambda: self._count > before
 

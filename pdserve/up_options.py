@@ -27,7 +27,7 @@ class UpOptions:
     restart_window: float = flag(300.0, "seconds within which restarts of one process are counted", parse=float)
     spare: bool = flag(True, "keep one warm process that replaces an instance that died (docs/operations.md)")
     ray: bool = flag(False, "place the instances on the nodes of a Ray cluster (docs/ray.md)")
-    address: str | None = flag(None, "with --ray: HOST:PORT of the cluster, or auto (default: a local Ray of its own)")
+    address: str | None = flag(None, "with --ray: HOST:PORT of the cluster, or auto (default: a new one on this host)")
     ray_strategy: str = flag("spread", "with --ray: how instances are placed on nodes", choices=STRATEGIES)
     worker: str | None = flag(
         None, "start workers of this engine in place of pdserve's own instances (docs/launch.md)", choices=WORKER_KINDS

@@ -47,7 +47,7 @@ _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
 
 @dataclass(frozen=True, slots=True)
 class UpRequest:
-    """A cluster to start; `flags` are passed to every process besides host and port, `worker_flags` to each worker."""
+    """A cluster to start. Each process gets `flags` in addition to host and port; each worker gets `worker_flags`."""
 
     options: UpOptions
     engine: EngineOptions
@@ -170,7 +170,8 @@ def _check_schedulers(options: UpOptions, config: SchedulerConfig) -> None:
     if number == 1:
         return
     if last > 65535:
-        raise ConfigError(f"--schedulers {number} --port {config.engine.port}: the last scheduler's port is {last}")
+        given = f"--schedulers {number} --port {config.engine.port}"
+        raise ConfigError(f"{given}: the last scheduler's port is {last}, but the limit is 65535")
     if config.options.responses_store is not None:
         raise ConfigError(
             f"--responses-store belongs to one scheduler: leave it out, or leave out --schedulers {number}"
@@ -197,7 +198,7 @@ def _check_counts(options: UpOptions, running: RunningWorkers) -> None:
 
 
 def fill_model(namespace: argparse.Namespace, *, weights: bool = True) -> None:
-    """Set the default model if none is given, and raise --max-num-batched-tokens to the model's length."""
+    """Set the default model if none is given, and raise --max-num-batched-tokens to the maximum length."""
     if not getattr(namespace, "model", ""):
         run_in_fork(
             lambda: model.ensure_default(os.environ)

@@ -65,7 +65,7 @@ class VerifyOptions:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 when all are equal (in bfloat16: when all were compared), 1 when they diverge."""
+    """Run the command; return 0 when all are equal (in bfloat16: when all were compared), 1 when they diverge."""
     options = parse(argv)
     logs.configure("ERROR")  # hide the messages of instances starting
     unwind_on_sigterm()
@@ -81,7 +81,8 @@ def main(argv: Sequence[str]) -> int:
     longest = read_model_files(str(folder)).max_model_len - 2 * options.max_tokens - MORE_TOKENS
     prompts = make_prompts(folder, options.prompts, longest)
     name = Path(options.model or folder).name
-    print(f"{name}, {options.dtype}: {len(prompts)} prompts, {options.max_tokens} tokens each, greedy", flush=True)
+    count = f"{len(prompts)} prompt{'' if len(prompts) == 1 else 's'}"
+    print(f"{name}, {options.dtype}: {count}, {options.max_tokens} tokens each, greedy", flush=True)
     print(devices.describe(), flush=True)
     not_run = {
         _way_name(devices, pair, name): why for pair, chosen in hops.items() for name, why in chosen.lacking.items()

@@ -38,7 +38,8 @@ def verify_endpoints(base_url: str, reference_url: str, count: int, max_tokens: 
     Raises ConfigError for an endpoint that answers without log probabilities, Unavailable for one that does not answer.
     """
     found, reference = (_Endpoint(url) for url in (base_url, reference_url))
-    print(f"{found} against {reference}: {count} prompts, {max_tokens} tokens each, greedy", flush=True)
+    prompts = f"{count} prompt{'' if count == 1 else 's'}"
+    print(f"{found} against {reference}: {prompts}, {max_tokens} tokens each, greedy", flush=True)
     by_id = found.names_tokens_by_id() and reference.names_tokens_by_id()
     compared = []
     for prompt in tqdm(texts(count), unit="prompt", leave=False):
@@ -75,7 +76,7 @@ def positions(logprobs: dict[str, Any]) -> list[Position]:
 
 
 class _Endpoint:
-    """One endpoint and the model it serves first."""
+    """One endpoint and the first model that it lists."""
 
     def __init__(self, url: str) -> None:
         self._client = Client(url, timeout_s=_TIMEOUT_S)

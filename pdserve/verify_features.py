@@ -68,8 +68,10 @@ def report(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> list[s
         lines += [f"{c.verdict}: {name}, {way}: {c.reason}" for way, c in zip(columns, cells, strict=True) if c.reason]
     wrong = [name for name, cells in rows.items() if any(cell.verdict == WRONG for cell in cells)]
     left_out = sum(cell.verdict == MEANINGLESS for cells in rows.values() for cell in cells)
-    whole = f"equal: {len(rows)} features in {len(columns)} ways of serving"
-    return [*lines, f"not equal: {', '.join(wrong)}" if wrong else whole + f", {left_out} cells n/a" * bool(left_out)]
+    cells_out = f", {left_out} cell{'' if left_out == 1 else 's'} n/a" if left_out else ""
+    features, ways = "feature" if len(rows) == 1 else "features", "way" if len(columns) == 1 else "ways"
+    whole = f"equal: {len(rows)} {features} in {len(columns)} {ways} of serving{cells_out}"
+    return [*lines, f"not equal: {', '.join(wrong)}" if wrong else whole]
 
 
 def settled(case: FeatureCase, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str]) -> FeatureCase:
@@ -149,7 +151,8 @@ def _serve_all(
         for way, more in preemption.FLAGS.items():
             small = alone((*flags, "--kv-cache-memory", str(tight), *more), stopping)
             columns[way] = serve_cases(runner, work / way, small, cases, tokens, at_once=True)
-            print(f"served: {way}: {columns[way].preemptions} in a pool of {tight:,} bytes", flush=True)
+            counted = f"preemptions: {columns[way].preemptions}, pool: {tight:,} bytes"
+            print(f"served: {way} ({counted})", flush=True)
     return columns
 
 

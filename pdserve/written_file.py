@@ -1,4 +1,4 @@
-"""Write a result that the user named a file for."""
+"""Write a result to a file that the user named."""
 
 import sys
 from pathlib import Path

@@ -110,8 +110,8 @@ def _port(plan: LaunchPlan, typed: TypedFlags) -> int:
         raise ConfigError("--port is missing: set it to this instance's port in NODE_PORTS")
     if listed not in (None, port) and plan.own.url is None and not plan.has_node_ports:
         raise ConfigError(
-            f"--port {port} differs from {listed}, the server_port of {plan.name} in {plan.global_path}; the scheduler "
-            f"connects to that port: use --port {listed} or omit it"
+            f"--port {port} differs from {listed}, the server_port of {plan.name} in {plan.global_path}, to which the "
+            f"scheduler connects: use --port {listed} or omit it"
         )
     return port
 
@@ -145,7 +145,7 @@ def _kv_ports(
 
 
 def _refuse_taken(plan: LaunchPlan, port: int, kv: _KvPorts) -> None:
-    """Raise ConfigError where this worker's ports are not its own on its host."""
+    """Raise ConfigError if this worker's ports overlap, or are used by another entry on its host."""
     if port in kv.ports:
         raise ConfigError(
             f"--port {port} is one of the KV ports of {plan.name}, {_span(kv.ports)} ({kv.name}): use another"

@@ -20,7 +20,7 @@ _OF_VLLM: Final = (
     "enable_prefix_caching", "enforce_eager",
 )  # fmt: skip
 _OF_BOTH: Final = (*_OF_VLLM, CONNECTOR)
-"""What a worker gets of the command line: vLLM's flags, and one that pdserve reads to start it."""
+"""What a worker gets from the command line: vLLM's flags, and one that pdserve reads to start it."""
 _OF_SCHEDULER: Final = ("host", "port", "hub", "log_level", "log_format")
 
 

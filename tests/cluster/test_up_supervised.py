@@ -152,7 +152,8 @@ def test_an_instance_that_keeps_dying_ends_the_cluster(pdserve: Pdserve) -> None
     assert left == []
     output = pdserve.folder.log("supervisor").read_text()
     assert (
-        "gave up on decode-0: it died 2 times in 300 s (limit 1 restarts). decode-0 ended with exit status 2" in output
+        "gave up on decode-0: it died 2 times in 300 s (limit of restarts: 1). decode-0 ended with exit status 2"
+        in output
     )
     assert "fake.json cannot be read" in output
     assert "pdserve up: no decode process is running; stopping the cluster: gave up on decode-0" in output

@@ -156,9 +156,9 @@ def test_unequal_cells_and_features_are_named() -> None:
         f"n/a: greedy, after preemption (swap): {SHORT}",
         "not equal: greedy",
     ]
-    assert report(["combined"], {"greedy": [Cell(EQUAL)]})[-1] == "equal: 1 features in 1 ways of serving"
+    assert report(["combined"], {"greedy": [Cell(EQUAL)]})[-1] == "equal: 1 feature in 1 way of serving"
     assert report(["combined", SWAP], {"greedy": [Cell(EQUAL), Cell(MEANINGLESS, SHORT)]})[-1] == (
-        "equal: 1 features in 2 ways of serving, 1 cells n/a"
+        "equal: 1 feature in 2 ways of serving, 1 cell n/a"
     )
 
 

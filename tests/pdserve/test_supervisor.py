@@ -109,7 +109,7 @@ def test_a_process_dying_too_often_is_given_up_with_its_log(cluster: _Cluster) -
         cluster.supervisor.tick(now)
 
     assert len(cluster.spawned) == 4
-    words = "gave up on decode-0: it died 3 times in 60 s (limit 2 restarts). decode-0 ended with exit status 1: "
+    words = "gave up on decode-0: it died 3 times in 60 s (limit of restarts: 2). decode-0 ended with exit status 1: "
     assert cluster.messages[-1].startswith(words)
     assert cluster.messages[-1].splitlines()[-2:] == ["  first", "  no such device"]
     assert cluster.record("decode-0").note == "given up"

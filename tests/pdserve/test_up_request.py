@@ -183,7 +183,7 @@ def test_a_command_without_arguments_has_its_defaults(serves: bool) -> None:
     [
         (("--schedulers", "0"), "--schedulers 0 is not in 1..16"),
         (("--schedulers", "17"), "--schedulers 17 is not in 1..16"),
-        (("--schedulers", "2", "--port", "65534"), "the last scheduler's port is 65536"),
+        (("--schedulers", "2", "--port", "65534"), "the last scheduler's port is 65536, but the limit is 65535"),
         (("--schedulers", "2", "--responses-store", "s"), "--responses-store belongs to one scheduler"),
         (
             ("--schedulers", "2", "--connector", "ascend-layerwise", "--worker-callback", "127.0.0.1:7000"),
