@@ -96,7 +96,7 @@ class EngineOptions:
     )
     block_size: int | None = flag(None, "tokens in one KV block (default: 16, 128 on NPUs)", parse=int)
     kv_cache_memory: int | None = flag(
-        None, "bytes of the KV pool, such as 512MiB or 1GiB (CPU: 1GiB)", parse=parse_bytes
+        None, "bytes of the KV pool, such as 512MiB or 1GiB (default on CPUs: 1GiB)", parse=parse_bytes
     )
     gpu_memory_utilization: float = flag(0.9, "share of a device's memory to use", parse=float)
     swap_bytes: int = flag(

@@ -60,7 +60,7 @@ def network_variables(
     """
     if is_address(address):
         addresses = [canonical(address)]
-    else:  # Debian's /etc/hosts names the machine itself 127.0.1.1
+    else:  # Debian's /etc/hosts maps the machine's own name to 127.0.1.1
         addresses = [one for one in sorted(look_up(address)) if not one.startswith(_LOOPBACK_NET)]
     if any(one == "localhost" or one.startswith(_LOOPBACK_NET) for one in addresses):
         return {}

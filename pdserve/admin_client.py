@@ -73,7 +73,7 @@ def _ask(connection: socket.socket, request: dict[str, Any]) -> Iterator[dict[st
         raise Unavailable(f"the scheduler sent nothing for {_ANSWER_TIMEOUT_S:g} s") from error
     except OSError as error:
         raise Unavailable(f"the connection to the scheduler failed: {error}") from error
-    raise Unavailable("the scheduler closed the connection early: it has stopped, or serves other admin clients")
+    raise Unavailable("the scheduler closed the connection early: it has stopped, or has too many admin clients")
 
 
 def _parse_message(line: bytes) -> dict[str, Any]:

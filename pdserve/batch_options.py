@@ -16,15 +16,17 @@ class BatchOptions:
     base_url: str | None = flag(
         None, "use the server at this URL, such as http://host:9000 (default: load the model into this process)"
     )
-    max_inflight: int | None = flag(None, "maximum lines in flight (default: 512; for a server 64)", parse=int)
+    max_inflight: int | None = flag(None, "maximum lines in flight (default: 512, or 64 with --base-url)", parse=int)
     request_timeout: float | None = flag(
-        None, "seconds that a line waits for its answer before it fails (default: 86400; for a server 3600)",
+        None, "seconds that a line waits for its answer before it fails (default: 86400, or 3600 with --base-url)",
         parse=float,
     )  # fmt: skip
     output_tmp_dir: str | None = flag(
         None, "folder for an output before it is uploaded to a URL (default: one in pdserve's cache)"
     )
-    enable_metrics: bool = flag(False, "serve Prometheus metrics during the run, on --host and --port (or 8000)")
+    enable_metrics: bool = flag(
+        False, "serve Prometheus metrics during the run, on --host and --port (default port: 8000)"
+    )
     metrics_port: int | None = flag(
         None, "serve the metrics on this port, even without --enable-metrics (default: none)", parse=int
     )

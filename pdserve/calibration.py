@@ -67,8 +67,9 @@ def cost_of(prompts: Sequence[Sequence[Timeline]], streams: Sequence[Sequence[Ti
     longer_s, noise_s = best[-1].ttft_s - best[0].ttft_s, max(line.ttft_s for line in prompts[0]) - best[0].ttft_s
     if best[-1].input_len <= best[0].input_len or longer_s <= _LEAST_SPREAD * noise_s:
         raise ConfigError(
-            f"first tokens took {1000 * longer_s:.1f} ms longer for {best[-1].input_len} tokens than for "
-            f"{best[0].input_len}, whose times vary by {1000 * noise_s:.1f} ms: set a longer --longest-prompt"
+            f"prompts of {best[0].input_len} and {best[-1].input_len} tokens had their first tokens after "
+            f"{1000 * best[0].ttft_s:.1f} and {1000 * best[-1].ttft_s:.1f} ms, but the times of the shorter ones vary "
+            f"by {1000 * noise_s:.1f} ms: set a longer --longest-prompt"
         )
     token_s, _ = statistics.linear_regression([line.input_len for line in best], [line.ttft_s for line in best])
     if token_s <= 0:
@@ -77,7 +78,7 @@ def cost_of(prompts: Sequence[Sequence[Timeline]], streams: Sequence[Sequence[Ti
     medians = {count: statistics.median(times) for count, times in times_s.items() if times}
     if len(medians) < 2:
         raise ConfigError(
-            f"no answer had a second token, although {_OUTPUT_TOKENS} were allowed: does the model stop at once?"
+            f"too few answers had a second token, although {_OUTPUT_TOKENS} were allowed: does the model stop at once?"
         )
     sequence_s, base_s = statistics.linear_regression(list(medians), list(medians.values()))
     if sequence_s < 0 or base_s <= 0:  # within noise

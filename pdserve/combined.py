@@ -1,4 +1,4 @@
-"""`python -P -m pdserve.combined`: one combined instance served over gRPC, without a table, for `pdserve verify`."""
+"""`python -P -m pdserve.combined`: one combined instance over gRPC, without a table, for `verify` and `bench pd`."""
 
 import os
 import sys

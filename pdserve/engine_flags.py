@@ -11,7 +11,7 @@ from wire.errors import ConfigError
 
 
 def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
-    """Raise ConfigError, with the value and the limit, for flags that `instances` on one host cannot use."""
+    """Raise ConfigError, with the value and the limit, for flags that so many `instances` on one host cannot use."""
     try:
         from instance.config import check_options, parse_port_range
         from kvtransfer.transport_table import need_port
@@ -34,7 +34,7 @@ def check_device(options: EngineOptions) -> None:
     """Raise ConfigError for a device requested by name that this machine cannot use.
 
     The check runs in a fork: a process that only starts instances must not import torch or open a card. An attention
-    backend that exists only for one kind requires that kind.
+    backend that exists only for one kind of device requires that kind.
     """
     from devices.table import AUTO, KINDS, choose, find_kind
 

@@ -159,7 +159,9 @@ def _find_difference(wanted: Sequence[TokenLogprobs | None], found: Sequence[Tok
             continue
         pairs = zip((ours.logprob, *ours.top_logprobs), (theirs.logprob, *theirs.top_logprobs), strict=False)
         gap = max(abs(a - b) for a, b in pairs)
-        if gap > LOGPROB_TOLERANCE or len(ours.top_ids) != len(theirs.top_ids):
+        if len(ours.top_ids) != len(theirs.top_ids):
+            return f"{at}: the number of top log probabilities is {len(theirs.top_ids)}, not {len(ours.top_ids)}"
+        if gap > LOGPROB_TOLERANCE:
             return f"{at}: a log probability is {gap:.2g} off"
     return None
 

@@ -1,6 +1,6 @@
 """Divide the cards of an operator's variable, such as CUDA_VISIBLE_DEVICES=2,3, among the instances of one cluster.
 
-Each instance uses the first cards of the variable (device_map.py), so without this all would use the same ones.
+Each instance uses the first cards of the variable (device_map.py), so without this all would use the same cards.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """At most `max_restarts` restarts of one process in `window_s`; the wait doubles before each."""
+    """At most `max_restarts` restarts of one process in `window_s`; the wait doubles each time, up to a limit."""
 
     max_restarts: int = 5
     window_s: float = 300.0

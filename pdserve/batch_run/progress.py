@@ -67,7 +67,7 @@ class ProgressView:
             return "0 lines answered"
         lines, tokens = self.rates()
         return (
-            f"{self._last.done:,} of {self._last.total:,} lines, {self._last.errors:,} errors, "
+            f"{self._last.done:,} of {self._last.total:,} lines, {_counted_errors(self._last)}, "
             f"{lines:.1f} lines/s, {tokens:.1f} tokens/s, {self._left_of(self._last)}{_limit(self._last)}"
         )
 
@@ -104,7 +104,7 @@ class ProgressView:
                 bar_format=_BAR,
             )  # fmt: skip
         self._bar.set_postfix_str(
-            f"{self.rates()[1]:.1f} tokens/s, {self._left_of(progress)}, {progress.errors} errors{_limit(progress)}",
+            f"{self.rates()[1]:.1f} tokens/s, {self._left_of(progress)}, {_counted_errors(progress)}{_limit(progress)}",
             refresh=False,
         )
         self._bar.update(progress.done - self._bar.n)
@@ -121,9 +121,13 @@ def _ignore_stream_errors() -> Iterator[None]:
         yield
 
 
+def _counted_errors(progress: BatchProgress) -> str:
+    return f"{progress.errors:,} error{'' if progress.errors == 1 else 's'}"
+
+
 def _limit(progress: BatchProgress) -> str:
     """Return the limit on lines in flight while the server is busy, empty otherwise."""
-    return "" if progress.at_once is None else f", {progress.at_once} at once: the server is busy"
+    return "" if progress.at_once is None else f", at most {progress.at_once} at once: the server is busy"
 
 
 def _format_duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ prefill's time from the whole run's: this difference of two long times is unreli
 meaningless (null, in the table `disturbed`) if the prefill alone took longer. Therefore `median_full_step_ms` times
 each step that decodes the whole batch and nothing else. `fraction` is the floor's time over the time taken. A step's
 floor is the longer of two times: to read the weights and the batch's KV once, and to multiply, at the speeds measured
-here before and after the runs (the better of both). A row is printed when it is finished, with the floor measured
+here before and after the runs (the better of the two). A row is printed when it is finished, with the floor measured
 before the runs; the table uses the better floor. Rows `Python per step` follow where native kernels run the model
 (python_time.py). The output is JSON lines, then the table as Markdown.
 """
@@ -136,7 +136,7 @@ def parse(argv: Sequence[str]) -> BenchOptions:
     if options.repeats < 1 or options.chunk < 1 or (options.threads or 1) < 1:
         raise ConfigError(
             f"--repeats is {options.repeats}, --chunk is {options.chunk} and --threads is "
-            f"{options.threads or 'not set'}, but the least is 1"
+            f"{options.threads or 'not set'}: each must be at least 1"
         )
     if not chosen(options.only) and not python_time.chosen(options.only):
         names = "; ".join([*(case.measure for case in all_cases()), *map(python_time.measure, python_time.CASES)])

@@ -130,7 +130,7 @@ class _Bench:
         lines = self.record.lines.values()
         if any(line.failure is None for line in lines):
             return
-        requests = "the 1 request" if len(lines) == 1 else f"none of the {len(lines)} requests"
+        requests = "the only request" if len(lines) == 1 else f"none of the {len(lines)} requests"
         what = f"{requests} to {self._options.url}"
         message = f"nothing was measured: {what} {'failed' if len(lines) == 1 else 'completed'}"
         raise Unavailable(f"{message}; {START_HINT}" if self.record.errors().keys() == {NO_CONNECTION} else message)

@@ -72,8 +72,8 @@ class ServeOptions:
     random_range_ratio: float = flag(0.0, "lengths vary uniformly by up to this share", parse=float)
     random_prefix_len: int = flag(0, "tokens of a prefix common to all prompts", parse=int)
     vocab_size: int | None = flag(
-        None, "random prompts have token ids from 100 and below this (default: from the model's config.json if "
-        "/v1/models gives a local folder, else 1000)", parse=int,
+        None, "random prompts use token ids of at least 100 and less than this (default: from the model's config.json "
+        "if /v1/models gives a local folder, else 1000)", parse=int,
     )  # fmt: skip
     custom_output_len: int | None = flag(None, "tokens of an answer if its line gives none (default: 256)", parse=int)
     sharegpt_output_len: int | None = flag(None, "tokens of an answer (default: as many as the file's)", parse=int)

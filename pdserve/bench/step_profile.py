@@ -40,7 +40,7 @@ def profile(model: Any, say: Callable[..., None]) -> None:
 def _timed_parts(model: Any, batch: StepBatch) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "step", lambda: model.launch(batch)
     fused, layout = model._fused, model.info.layout
-    if fused is None:  # transformers runs it
+    if fused is None:  # transformers runs the model
         return
 
     def metadata() -> Any:

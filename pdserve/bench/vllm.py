@@ -20,7 +20,7 @@ _START_S, _RUN_S, _END_S = 600.0, 900.0, 20.0
 
 
 class PeerMissing(Exception):
-    """The peer is missing or did not start; the message says how to install it, or where its log is."""
+    """The peer is missing, has ended or sends nothing; the message says how to install it, or where its log is."""
 
 
 class Vllm:

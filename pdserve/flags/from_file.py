@@ -98,7 +98,7 @@ def _checked(entry: Entry, action: argparse.Action, joins: bool) -> Iterator[str
         return
     repeats = isinstance(action, argparse._AppendAction) and action.nargs is None
     if entry.is_list and action.nargs not in ("+", "*") and not repeats:
-        raise ConfigError(f"{entry.place}: {entry.key} takes one value, not a list of {len(entry.values)}")
+        raise ConfigError(f"{entry.place}: {entry.key} takes one value, not a list")
     row = find(entry.flag)
     texts = [row.convert(value.text) if row is not None and row.convert else value.text for value in entry.values]
     for text in texts:

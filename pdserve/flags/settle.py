@@ -107,7 +107,7 @@ def _after_dropped(group: _Group, row: VllmFlag, argv: Sequence[str]) -> tuple[s
         if row.name == "--tokenizer" and value not in (*_models(argv), "None"):
             raise ConfigError(f"{group.flag} {value} is refused: {row.why}")
         if not row.accepts_value(value):
-            raise ConfigError(f"{group.flag} {value} is refused: {row.why}; only {', '.join(row.only)} is accepted")
+            raise ConfigError(f"{group.flag} {value} is refused: {row.why}; accepted: {', '.join(row.only)}")
     return rest
 
 

@@ -1,4 +1,4 @@
-"""Select the files of a repository that a server reads. Pure, except for reading the weights' index.
+"""Select the files of a repository that a server reads. Nothing is downloaded here.
 
 These are config.json, the tokenizer, the chat template, the generation settings, and the safetensors, or .bin if there
 are none. Code and other pickle files are never selected.
@@ -20,7 +20,7 @@ _SMALL = re.compile(
 
 
 def small_files(names: Iterable[str]) -> list[str]:
-    """Return all but the weights; config.json is last, so that its presence implies the others."""
+    """Return the needed files other than weights; config.json is last, so that its presence implies the others."""
     wanted = [name for name in names if _SMALL.fullmatch(name) and not name.endswith(".index.json")]
     return sorted(wanted, key=lambda name: (name == CONFIG, name))
 

@@ -51,8 +51,9 @@ def _snapshot(job: DownloadJob, download: Callable[..., Any], *, offline: bool) 
                 )
             )  # fmt: skip
         except Exception as error:
+            why = "no copy of it is cached" if offline else "ModelScope did not provide it"
             raise _LibraryError(
-                f"--model {job.name} is not a local folder, and ModelScope did not provide it ({_message(error)}): "
+                f"--model {job.name} is not a local folder, and {why} ({_message(error)}): "
                 "check the name, or pass a folder; a private model needs MODELSCOPE_API_TOKEN"
             ) from error
 

@@ -30,7 +30,8 @@ async def beam_search(
         ids = await token_ids(api, index, prompts[index])
         if len(ids) >= api.max_model_len:
             raise ValueError(
-                f"prompt {index} has {len(ids)} tokens: the model's context of {api.max_model_len} leaves no room"
+                f"prompt {index} has {len(ids)} tokens: the model's context of {api.max_model_len} leaves no room for "
+                "an output"
             )
         return ids
 

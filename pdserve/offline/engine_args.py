@@ -67,7 +67,7 @@ class EngineArgs(_Fields):  # type: ignore[misc]
         """Add a flag for each keyword, and return the parser."""
         own = parser.add_argument_group("LLM")
         for name, kind in _OWN.items():
-            own.add_argument(f"--{name.replace('_', '-')}", type=kind, help="the keyword of LLM")
+            own.add_argument(f"--{name.replace('_', '-')}", type=kind, help="the LLM keyword of this name")
         for options in (EngineOptions, SchedulerOptions):
             add_flags(parser, options, without=_HIDDEN)
         others = parser.add_argument_group("vLLM's")

@@ -44,7 +44,7 @@ class HttpApi:
         self.max_model_len = 0
 
     async def choose(self, model: str) -> None:
-        """Select the model of this name, the first if it is empty. Raises ConfigError if the model is not served."""
+        """Select the model of this name, or the first if no name is given. Raises ConfigError if it is not served."""
         cards = await self._model_cards()
         try:
             card = await self.get_json(f"/v1/models/{quote(model, safe='/')}") if model else cards[0]

@@ -11,7 +11,8 @@ def prompt_images(index: int, given: Any) -> tuple[str, ...]:
     if given is None:
         return ()
     if not isinstance(given, Mapping):
-        raise TypeError(f"prompt {index}: multi_modal_data is {type(given).__name__}, but must be a dict with image")
+        kind = type(given).__name__
+        raise TypeError(f"prompt {index}: multi_modal_data is {kind}, but must be a dict with the key image")
     others = sorted(set(given) - {"image"})
     if others:
         raise ValueError(f"prompt {index}: multi_modal_data has {', '.join(map(str, others))}: only image is served")

@@ -75,7 +75,7 @@ def _remaining_tokens(index: int, num_tokens: int, params: SamplingParams, maxim
     if num_tokens >= maximum:
         raise ValueError(
             f"prompt {index} has {num_tokens} tokens; the model's maximum context length is {maximum}, and the output "
-            "needs at least one more"
+            "needs at least one more token"
         )
     left = maximum - num_tokens
     return left if params.max_tokens is None else min(params.max_tokens, left)

@@ -42,7 +42,7 @@ class Placements:
         for other, theirs in list(self._entries.items()):
             clash = None if other == name else _find_clash(server, theirs)
             if clash is not None and other not in self._lost:
-                raise ConfigError(f"{name} was given {clash} of {server.server_ip}, which {other} has")
+                raise ConfigError(f"{name} was given {clash} of {server.server_ip}, which {other} already has")
             if clash is not None:
                 del self._entries[other]
         self._entries[name] = server

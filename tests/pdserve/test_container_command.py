@@ -105,7 +105,7 @@ def test_a_wrong_value_is_reported_with_its_line(capsys: Capture) -> None:
     Path("cluster.yaml").write_text("dir: /data\nshm-size: [1g, 2g]\n")
 
     assert main(["docker_run", "scheduler", "--config=cluster.yaml"]) == 2
-    assert "cluster.yaml:2: shm-size takes one value, not a list of 2" in capsys.readouterr().err
+    assert "cluster.yaml:2: shm-size takes one value, not a list" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("script", ["docker_run.sh", "build_image.sh"])

@@ -107,7 +107,7 @@ def read_piece(event: Any) -> StreamEvent:
 def read_whole(answer: Any) -> StreamEvent:
     """Parse a response that is not streamed: its prompt tokens. Raises ValueError for an invalid one."""
     if not isinstance(answer, dict) or "data" not in answer:
-        raise ValueError(f"not a list of vectors: {str(answer)[:80]}")
+        raise ValueError(f"the response is not a list of vectors: {str(answer)[:80]}")
     with _of_known_form(answer):
         return StreamEvent(finish="stop", usage=_usage(answer))
 
@@ -117,7 +117,7 @@ def _of_known_form(event: Any) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"an event has an unexpected form: {str(event)[:80]}") from error
+        raise ValueError(f"a part of the response has an unexpected form: {str(event)[:80]}") from error
 
 
 def _usage(answer: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -48,7 +48,7 @@ class RequestSizes:
 def make_random_requests(
     count: int, shape: RequestSizes, numbers: random.Random, *, vocabulary: int | None
 ) -> list[LoadRequest]:
-    """Return requests of words if `vocabulary` is None, else of token ids from 100, below it and below 40,000."""
+    """Return requests of token ids, from 100 up to `vocabulary` but below 40,000; of words if `vocabulary` is None."""
     source: Sequence[int | str] = _WORDS if vocabulary is None else _usable_ids(vocabulary)
     prefix = numbers.choices(source, k=shape.prefix_len)
     return [_request(shape, source, prefix, numbers) for _ in range(count)]

@@ -79,7 +79,7 @@ def times_s(line: Timeline, metric: str) -> Sequence[float]:
 
 
 def is_good(line: Timeline, goals: Mapping[str, float]) -> bool:
-    """Return whether a request meets every goal, in milliseconds; without a value, as TPOT of one token, it is met."""
+    """Return whether a request meets every goal, in milliseconds; a goal for which it has no value counts as met."""
     return all(1000 * value <= goal for name, goal in goals.items() for value in times_s(line, name))
 
 

@@ -6,12 +6,12 @@ from pdserve.bench.pd.contestants import AUTO_PAIR, COLOCATED, PAIR, VLLM_COLOCA
 from pdserve.bench.pd.outcome import FIGURES, BenchOutcome, Figure
 
 EVEN = 1.05
-"""Figures whose ratio is below this are even: two runs of one contestant differ by more."""
+"""Figures whose ratio is below this count as even: two runs of one contestant can differ by more."""
 _APART, _SATURATED = 0.2, 0.85  # shares of the time
 
 
 def winner(figure: Figure, outcomes: Sequence[BenchOutcome]) -> tuple[str, float] | None:
-    """Return the best contestant of a figure and its factor over the next; None if they are even or it has no rival.
+    """Return the best contestant of a figure and its factor over the next; None if the two are even or it has no rival.
 
     Outcomes with failures do not compete.
     """

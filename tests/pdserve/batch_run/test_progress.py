@@ -175,7 +175,7 @@ def test_a_busy_server_is_shown_with_the_concurrency() -> None:
 
     view.take(BatchProgress(200, 90, 0, 0, 0, 0, at_once=12))
 
-    assert view.line().endswith(", 12 at once: the server is busy")
+    assert view.line().endswith(", at most 12 at once: the server is busy")
 
 
 def test_the_resume_command_has_no_secret_in_it() -> None:

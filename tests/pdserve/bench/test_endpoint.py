@@ -118,7 +118,7 @@ def test_vectors_have_an_end_and_no_tokens() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"object": "list"}', "no event: not a list of vectors"),
+        (b'{"object": "list"}', "no event: the response is not a list of vectors"),
         (b"{", "no event: "),
         (b'{"data": [], "usage": {"prompt_tokens": [7]}}', "no event: an event has an unexpected form"),
         (b'{"data": []}', "no usage: the server sent no token counts"),

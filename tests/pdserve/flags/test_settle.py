@@ -75,8 +75,8 @@ def test_a_dropped_flag_drops_its_own_values_and_no_other(typed: tuple[str, ...]
     [
         (("--middleware", "s"), r"^--middleware is refused: third-party code"),
         (("--tool-parser-plugin=k",), r"--tool-parser-plugin is refused: third-party code"),
-        (("--kv-cache-dtype", "fp8"), r"--kv-cache-dtype fp8 is refused: KV is kept .*; only auto is accepted"),
-        (("-pp", "2"), r"^-pp 2 is refused: only --tensor-parallel-size splits an instance; only 1 is accepted"),
+        (("--kv-cache-dtype", "fp8"), r"--kv-cache-dtype fp8 is refused: KV is kept .*; accepted: auto"),
+        (("-pp", "2"), r"^-pp 2 is refused: only --tensor-parallel-size splits an instance; accepted: 1"),
         (("--enable-chunked-prefill=False",), r"--enable-chunked-prefill False is refused: prompts are always"),
         (("--no-enable-chunked-prefill",), r"--no-enable-chunked-prefill is refused: prompts are always"),
         (("--no-seed",), r"^unknown flag --no-seed"),
