@@ -1,4 +1,4 @@
-"""The run folder of `pdserve up`: lock, cluster state, tables and logs.
+"""The run folder of `pdserve up` or `pdserve route`: lock, cluster state, tables and logs.
 
 <run folder>/lock  state.json  tables/  logs/NAME.log
 """

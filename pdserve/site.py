@@ -34,7 +34,7 @@ class Site(Protocol):
 
     @property
     def spare(self) -> ProcessRecord | None:
-        """Return the record of the warm spare, or one with the reason why there is none; None if the site has none."""
+        """Return the record of the warm spare, or one with the reason why there is none; None on Ray."""
         ...
 
     def close_port(self) -> None:

@@ -1,6 +1,8 @@
-"""The warm spare of `pdserve up`: a process with all imports done that replaces an instance that died.
+"""The warm spare of `pdserve up`: a process with all imports done that replaces one that died.
 
-none (reason) --memory is free, nothing starts--> warming up --"warm"--> warm --take--> an instance
+It becomes an instance, or one of several schedulers.
+
+none (reason) --memory is free, nothing starts--> warming up --"warm"--> warm --take--> a process of the cluster
                                                     `------died, after a wait------> none
 """
 
@@ -54,11 +56,11 @@ class Spare:
 
     @property
     def is_warm(self) -> bool:
-        """Whether it can become an instance now."""
+        """Whether it can replace a process now."""
         return WARM in self.child.marks and self.child.ended() is None
 
     def become(self, plan: ProcessPlan, log: Path, environ: Mapping[str, str]) -> Child | None:
-        """Send the command line; return the process, now an instance. If sending fails, kill it and return None."""
+        """Send the command line of `plan`; return its new process. If sending fails, kill the spare and return None."""
         order = json.dumps({
             "name": plan.name, "argv": launch_flags(plan), "env": environment(plan, environ), "log": str(log),
         }).encode()  # fmt: skip

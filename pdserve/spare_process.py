@@ -33,7 +33,7 @@ _DEVICES = ("/dev/nvidia", "/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc", "/
 
 
 def main(flags: Sequence[str]) -> int:
-    """Warm up, wait, and run the instance; return its exit status, 0 if it was not used."""
+    """Warm up, wait, and run the process that died; return the exit status, 0 if the spare was not used."""
     die_with_parent(os.environ)
     marks = StartMarks.take(os.environ)
     shared = take_shared(os.environ)

@@ -1,4 +1,4 @@
-"""The lines start_servers.sh prints once the role is known: ports, devices, network, and the next step."""
+"""The lines that a cluster's process prints at start: its ports, devices and network, and the next step."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING

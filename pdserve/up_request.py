@@ -192,9 +192,9 @@ def _check_counts(options: UpOptions, running: RunningWorkers) -> None:
     if options.address is not None and total > _MAX_WITH_RAY:
         raise ConfigError(f"{typed}: {total} instances, but the limit of one cluster is {_MAX_WITH_RAY}: use fewer")
     if options.address is None and total > _MAX_HERE:
-        several = "--address of a Ray cluster of several" if options.ray else "--ray --address HOST:PORT for several"
-        given = f"{total} instances, but the limit of one machine is {_MAX_HERE}: use fewer, or {several}"
-        raise ConfigError(f"{typed}: {given}")
+        other = "--address of a Ray cluster of" if options.ray else "--ray --address HOST:PORT for"
+        given = f"{total} instances, but the limit of one machine is {_MAX_HERE}"
+        raise ConfigError(f"{typed}: {given}: use fewer, or {other} several machines")
 
 
 def fill_model(namespace: argparse.Namespace, *, weights: bool = True) -> None:
@@ -211,7 +211,7 @@ def fill_model(namespace: argparse.Namespace, *, weights: bool = True) -> None:
         return
     length = read_model_files(namespace.model, getattr(namespace, "max_model_len", None)).max_model_len
     if step < length:
-        print(f"--max-num-batched-tokens {step} is below the model's maximum length: using {length}", file=sys.stderr)
+        print(f"--max-num-batched-tokens {step} is below the maximum length: using {length}", file=sys.stderr)
         namespace.max_num_batched_tokens = length
 
 

@@ -148,7 +148,7 @@ def _refuse_taken(plan: LaunchPlan, port: int, kv: _KvPorts) -> None:
     """Raise ConfigError if this worker's ports overlap, or are used by another entry on its host."""
     if port in kv.ports:
         raise ConfigError(
-            f"--port {port} is one of the KV ports of {plan.name}, {_span(kv.ports)} ({kv.name}): use another"
+            f"--port {port} is one of the KV ports of {plan.name}, {_span(kv.ports)} ({kv.name}): use another port"
         )
     hosts = HostComparer()
     for other in plan.global_table.instances:

@@ -110,5 +110,5 @@ def test_a_place_held_by_another_live_instance_is_refused(
 ) -> None:
     _place_all(placements)
 
-    with pytest.raises(ConfigError, match=f"decode-1 was given {what} of 10.0.0.2, which prefill-0 has"):
+    with pytest.raises(ConfigError, match=f"decode-1 was given {what} of 10.0.0.2, which prefill-0 already has"):
         placements.set_entry("decode-1", server)

@@ -174,7 +174,7 @@ def test_a_step_holds_the_models_length_as_in_a_server(model: Path, capsys: pyte
     config = fill_model(read_keywords(str(model), {"max_num_batched_tokens": 64}))
 
     assert config.engine.max_num_batched_tokens == 512
-    assert "64 is below the model's maximum length: using 512" in capsys.readouterr().err
+    assert "64 is below the maximum length: using 512" in capsys.readouterr().err
 
 
 def test_engine_keywords_have_no_effect_on_a_running_cluster() -> None:
