@@ -58,7 +58,7 @@ def release_free() -> None:
 def share_one_arena() -> None:
     """Make future threads allocate from the main arena, unless MALLOC_ARENA_MAX is set; permanent.
 
-    glibc gives each thread its own arena, and malloc_trim does not release the free end of one: up to 64 MiB each.
+    glibc gives each thread its own arena, and malloc_trim does not release an arena's free end: up to 64 MiB each.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None and "MALLOC_ARENA_MAX" not in os.environ:

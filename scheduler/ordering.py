@@ -7,7 +7,7 @@ from wire.types import PromptLogprobs, TokenOutput
 class OrderedOutput:
     """The sequences of one prompt. Tokens arrive from P and D in any order; each is released once, in order.
 
-    `started`: a token was released. `open` are the sequences that need another one, `stopped` those that `stop` ended.
+    `started`: a token was released. `open` are the sequences that need more tokens, `stopped` those that `stop` ended.
     """
 
     def __init__(self, num_sequences: int) -> None:
@@ -24,7 +24,7 @@ class OrderedOutput:
 
     @property
     def so_far(self) -> tuple[tuple[int, ...], ...]:
-        """The released token ids of each sequence, from which a retry continues. Empty before the first."""
+        """The released token ids of each sequence, from which a retry continues. Empty until `started`."""
         return tuple(map(tuple, self._ids)) if self.started else ()
 
     @property
@@ -82,7 +82,7 @@ class OrderedScores:
         self._next = 0
 
     def add(self, part: PromptLogprobs) -> PromptLogprobs | None:
-        """Return the unreleased rest of `part`, None if there is none. Raises InternalError for a gap before it."""
+        """Return the unreleased rest of `part`, None if there is none. Raises InternalError if tokens are missing."""
         known = self._next - part.start
         if known < 0:
             raise InternalError(f"log probabilities of prompt token {part.start} arrived before those of {self._next}")

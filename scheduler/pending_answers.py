@@ -19,7 +19,10 @@ class PendingAnswers(Generic[E]):
 
     @contextmanager
     def expect(self, key: str, busy: str) -> Iterator[asyncio.Future[E]]:
-        """Yield a future of the next answer for `key`. Raises Overloaded(busy) if one is pending, InstanceLost."""
+        """Yield a future of the next answer for `key`.
+
+        Raises Overloaded(busy) if a request with this key is pending, InstanceLost if the session has ended.
+        """
         if self._error is not None:
             raise InstanceLost(str(self._error))
         if key in self._waiting:

@@ -13,7 +13,7 @@ from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
 Pair = tuple[InstanceLoad, InstanceLoad]
-"""The instances that prefill and decode a prompt; the same one twice if it stays there."""
+"""The instances that prefill and decode a prompt; one instance twice if it stays there."""
 
 _GOES_ON = 2
 """The smallest output, in tokens, that needs decoding: the first token comes with the prompt."""
@@ -59,14 +59,14 @@ def place(
     """Return the current plan, or None if the prompt has to wait for room.
 
     Prefills on the prefill (or combined) instance with the fewest tokens to compute before the prompt's first token:
-    the outstanding ones, minus those of the prompt it has cached. A prompt without a second token finishes there.
+    its outstanding tokens and the prompt's uncached ones. A prompt without a second token finishes there.
     Others decode where the whole sequence fits, fewest sequences first, but a cached prefix outweighs a few more
     sequences. A pair without a common KV transport is never chosen.
-    Where outputs are expected, such a hand-off, which takes `hand_off_s` in addition to computing, is compared with
-    each of the two instances alone by what they cost (load/path_costs.py).
-    Ties of instances and near ties of paths are broken by `rng`, without it by the order of the table: schedulers that
-    see the same loads would all take the same instance until it reports them.
-    Raises Unavailable without a path and NeverFits.
+    If `prompt.expected_outputs` is known, the cost of such a hand-off (`hand_off_s` and the time to compute) is
+    compared with that of serving the prompt on one prefill or decode instance alone (load/path_costs.py).
+    Ties of instances and near ties of paths are broken by `rng`: otherwise schedulers that see the same loads would all
+    choose the same instance until it reports the new prompts. Without `rng`, the order of the table decides.
+    Raises Unavailable if there is no path, and NeverFits.
     """
     order = InstanceOrder(loads, prompt, rng)
     free = _first_free(order, prompt) if not prompt.avoid else _first_untried(order, prompt)
@@ -107,10 +107,10 @@ class _Option:
 def _compare(
     loads: Sequence[InstanceLoad], order: InstanceOrder, prompt: PromptFacts, pair: Pair | None, hand_off_s: float
 ) -> list[_Option]:
-    """Return the hand-off and the two local paths with their costs; nothing while no step was measured.
+    """Return the hand-off and the two local paths with their costs; nothing until a step has been measured.
 
     `pair` is the hand-off that may start now. Without one, the hand-off that only waits for a prefill instance's next
-    step is compared: no other instance takes a prompt that would be served sooner after that.
+    step is compared: a prompt that is served sooner by waiting for this step is not placed on another instance.
     """
     pairs = [pair or _next_pair(order, prompt)]
     for instances in (order.starts, () if prompt.has_images else order.ends):
@@ -123,7 +123,7 @@ def _compare(
 def _cheapest(options: Sequence[_Option], rng: random.Random | None) -> _Option:
     """Return the option that costs least, or any local one that costs nearly as little.
 
-    Not a hand-off that costs more: it would bring the longer gaps of both ways without a gain.
+    Never a hand-off that costs more than a local path: it would bring longer gaps between tokens for nothing.
     """
     least = min(options, key=_total)
     if rng is None:
@@ -191,7 +191,7 @@ def _max_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int:
 
 
 def _first_free(order: InstanceOrder, prompt: PromptFacts) -> Pair | None:
-    """Return the first pair that can take the prompt now. A decode instance that cannot is left out of other pairs."""
+    """Return the first pair that can take the prompt now. A decode instance that cannot is not tried again."""
     ends: Iterable[InstanceLoad] = order.ends
     for start in order.starts:
         if next(of_start(start, prompt), None) is not None:
@@ -253,15 +253,16 @@ def _never_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: Prom
     length, n = prompt.num_tokens, prompt.num_sequences
     max_sequences = max(min(start.max_num_seqs, decode.max_num_seqs) for start, decode in pairs)
     if n > max_sequences:
-        return NeverFits(f"n is {n}; the instances run {max_sequences} sequences at most", "n")
+        message = f"the prompt needs {n} sequences at once (n or best_of), but the instances' limit is {max_sequences}"
+        return NeverFits(message, "n")
     most_tokens = max(min(s.blocks_total * s.block_size, d.blocks_total * d.block_size) for s, d in pairs)
     if length > most_tokens:
-        message = f"the prompt has {length} tokens; the instances' KV pools have room for {most_tokens} at most"
+        message = f"the prompt has {length} tokens, but the instances' KV pools have room for {most_tokens} at most"
         return NeverFits(message, "prompt")
     _, largest = max(pairs, key=lambda pair: pair[1].blocks_total * pair[1].block_size)
     return NeverFits(
         f"{length} prompt tokens and {n} x {prompt.max_tokens} output tokens need {largest.blocks_for_all(prompt)} KV "
-        f"blocks of {largest.block_size} tokens; the whole pool has {largest.blocks_total}",
+        f"blocks of {largest.block_size} tokens, but the whole pool has {largest.blocks_total}",
         "max_tokens",
     )
 

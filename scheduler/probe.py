@@ -96,7 +96,7 @@ class PathProbe:
                         await ended.wait()
 
     async def _prove(self, prefill: int, decode: int) -> None:
-        """Let a pair of workers serve if it answers like its decode worker alone, and that one like our own instances.
+        """Let a pair of workers serve if it answers like its decode worker alone, and that worker like our instances.
 
         A combined worker is both, so it is only compared with our own instances.
         """

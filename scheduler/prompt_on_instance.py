@@ -49,7 +49,7 @@ class PromptOnInstance(AbstractContextManager["PromptOnInstance"]):
     `started`: the instance has sent a token. `ended`: it has reported, or implied, that it keeps nothing of the prompt.
     Its steps go to the `owner` directly. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one.
     Unless it `generates`, it sends only the first tokens, and only the whole prompt can be cancelled. `owner_epoch` is
-    that of a stream, under which it is cancelled.
+    the epoch under which a stream is cancelled.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class PromptRun:
 
     Tokens are emitted to the request's sink as they arrive; all other events wait in `next_event` for the path. A retry
     is a new attempt: new id, new place in the queue, the same output. It continues from the tokens already sent.
-    `decoded_on` is the index and the process epoch of the instance that decoded its stream, if it has one, and started.
+    `decoded_on` is the index and the process epoch of the instance that sent tokens of its stream, if it has a stream.
     """
 
     def __init__(self, request: GenerationRequest, index: int, sink: TokenSink, new_id: Callable[[], str]) -> None:
@@ -59,7 +59,7 @@ class PromptRun:
         self._start_attempt(turn=index)
 
     def requeue(self) -> QueueEntry:
-        """Start another attempt, and return its place in the queue; being overtaken still counts."""
+        """Start another attempt, and return its place in the queue; it keeps the count of prompts that overtook it."""
         self.output.forget_early()
         self._events.clear()
         self._knows_cached |= "prefill_s" in self._times
@@ -311,8 +311,8 @@ class PromptRun:
     def _next_check(self) -> float:
         """Return when to check again whether the prompt has waited too long; a time in the past if it has.
 
-        Before the first token it is at most the time allowed without progress, so that the first token, with which that
-        time begins, need not wake the path.
+        Before the first token, the prompt is checked at least every `stall_timeout_s`: this limit applies from the
+        first token on, which then need not wake the path to set it.
         A sequence that a full pool preempted waits for blocks on a working instance, and a prompt being recomputed by
         another instance sends nothing until it is done: both get as long as a first token, since the instance's own
         progress is checked separately.

@@ -1,4 +1,4 @@
-"""The members of the cluster by its table, which of them are living, and their roles."""
+"""The members of the cluster as the table lists them, which of them are living, and their roles."""
 
 import asyncio
 import itertools
@@ -156,9 +156,9 @@ class Registry:
         return found if found is not None and found.is_living else None
 
     async def wait_back(self, index: int, seconds: float) -> Instance | None:
-        """Return a living instance, or one whose session was lost once it is back.
+        """Return the instance if it is living; if its session was lost, wait until it is back.
 
-        None if the next attempt to reach it fails, or after so many seconds.
+        None if the next attempt to reach it fails, or if it is not back after `seconds`.
         """
         member = self._members.by_index.get(index)
         if member is None:
@@ -187,7 +187,7 @@ class Registry:
         return max((one.slowness for one in found if one is not None), default=1.0)
 
     def would_have_path(self, index: int, role: Role) -> bool:
-        """Whether living instances could serve requests with their hand-off if this one had another role."""
+        """Whether living instances could serve requests that are handed off if this one had `role`."""
         members = [member for member in self.members if member.is_living]
         roles = {one.expected.index: role if one.expected.index == index else one.role for one in members}
         ends = [end for end, its in roles.items() if its is Role.DECODE]
@@ -247,7 +247,7 @@ class Registry:
     def accept(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
         """Check a newly connected instance against the table and the first instance accepted.
 
-        While serving, that may be its own previous process: running streams must not switch to another model.
+        While serving, the first may be its own previous process: running streams must not switch to another model.
         """
         if not expected.is_worker:
             check_version(expected, description)
@@ -276,7 +276,7 @@ class Registry:
     def refuse(self, expected: ExpectedInstance, error: Incompatible) -> None:
         """Raise `error` if the scheduler was never ready, else log it.
 
-        Before that, a worker of another engine is left out too, while others can still serve.
+        A worker of another engine that does not fit is only logged in any case while others can still serve.
         """
         can_serve = expected.is_worker and self._worker_groups.can_serve(self._unknown_roles())
         if not self.was_ready and not can_serve:
@@ -313,7 +313,7 @@ class Registry:
         self.changed()
 
     def _assign_roles(self) -> None:
-        """Let instances serve alone while the other role is lost, where it may be, and hand off again afterwards."""
+        """While no instance of a role in `may_lack` is living, let the others serve alone; later, hand off again."""
         living = [member for member in self.members if member.is_living]
         roles = {member.role for member in living}
         lost = frozenset() if Role.COMBINED in roles else self._limits.may_lack - roles

@@ -23,11 +23,11 @@ from wire.types import (
 
 @cheap_dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One validated request. `prompts[i]` are token ids; every prompt runs with the same `params`, placed on its own.
+    """One validated request. `prompts[i]` are token ids; all prompts have the same `params`, and each is placed alone.
 
     `params.seed` and `params.max_tokens` are set; `seeds`, if given, has one per prompt instead. Timeouts are
     in seconds: to the first token, and without progress. `poolings`, if given, has one per prompt: then nothing is
-    generated, and each prompt is answered by one vector. `cache_salt` limits KV sharing to requests with the same one.
+    generated, and each prompt is answered by one vector. `cache_salt` limits KV sharing to requests with the same salt.
     `traceparent` is the trace that workers of other engines continue, empty without one.
     `tenant` is the name of the API key whose share of the cluster it uses, or empty; a lower `priority` runs earlier.
     `stream`, if given, makes the only prompt's answer resumable by another scheduler.
@@ -102,7 +102,7 @@ class TokenSink(Protocol):
         ...
 
     def vector(self, prompt_index: int, values: tuple[float, ...]) -> None:
-        """Take the answer to a prompt with a pooling: the values of its kind."""
+        """Take the answer to a pooling prompt: the values of its `Pooling.kind`."""
         ...
 
     def prompt_done(self, done: PromptDone) -> None:
@@ -118,7 +118,7 @@ class Dispatcher(Protocol):
         ...
 
     async def run(self, request: GenerationRequest, sink: TokenSink) -> None:
-        """Run a request to its end; cancelling this cancels it everywhere.
+        """Run a request to its end; cancelling the call cancels the request everywhere.
 
         Raises Overloaded when the queue is full, Unavailable when no path exists, or the PdserveError that failed it.
         """

@@ -48,7 +48,8 @@ def _seconds(text: str, key: str, value: str) -> float:
     except ValueError:
         seconds = math.nan
     if key not in _LIMITS or not 0 < seconds <= 3600:
-        raise ConfigError(f"--request-classes {text!r}: {key}={value} is not ttft or gap in seconds (> 0, <= 3600)")
+        why = f"{key}={value}, but it must be ttft or gap with more than 0 and at most 3600 seconds"
+        raise ConfigError(f"--request-classes {text!r}: {why}")
     return seconds
 
 

@@ -112,7 +112,7 @@ class Retry(AbstractContextManager["Retry"]):
     def done(self) -> None:
         """Release the place after the retry succeeded or ended. Idempotent.
 
-        Most prompts are never retried and occupy none; but their end may leave room for a retry that waits.
+        Most prompts are never retried and occupy no place, but their end may leave room for a waiting retry.
         """
         if self._was_begun or self._budget.num_waiting:
             self._budget.give_back(self)

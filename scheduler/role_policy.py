@@ -67,7 +67,7 @@ class RolePolicy:
         num_prefill = sum(one.role is Role.PREFILL for one in loads)
         if not 0 < num_prefill < len(loads):  # a role is lost, unless its instances have not started yet
             return 0 if len(loads) < 2 or not self._registry.was_ready else -1 if num_prefill else 1
-        busiest = costs[max(loads, key=attrgetter("streams")).index]  # others decoded too few sequences at once
+        busiest = costs[max(loads, key=attrgetter("streams")).index]  # others decoded fewer sequences at once
         cost = replace(busiest, token_s=fmean(cost.token_s for cost in costs.values()))
         waiting = self._admission.num_waiting / _WINDOW_S
         wanted = Demand(

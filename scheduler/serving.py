@@ -86,7 +86,7 @@ class Serving:
             for task in done:
                 task.result()
         finally:
-            await self._background.close()  # while there are sessions, so that responses end for their own reason
+            await self._background.close()  # before the sessions close, whose loss would fail the responses
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,8 @@
 """Adopt streams: those of another scheduler that a client resumes, and our own after a lost session.
 
 client's GET --Adopt--> every instance --Adopted--> Adoption --hand_over--> PromptRun
-lost session --Adopt(our epoch)--> the instance once it is back --Adopted | StreamMoved: our client is closed
+lost session --Adopt(our epoch)--> the instance, once it is back --Adopted--> the same
+                                                                 --StreamMoved--> our client's stream is ended
 """
 
 import asyncio
@@ -49,7 +50,7 @@ class _Answers:
         return on_instance
 
     def on_step(self, on_instance: PromptOnInstance, step: PromptStep) -> None:
-        """Steps have the prompt's id."""
+        """Do nothing: steps carry the prompt's id, not the stream's."""
 
     def on_event(self, on_instance: PromptOnInstance, event: PromptEvent) -> None:
         """Take an answer; the steps of an adopted stream follow it."""
@@ -61,7 +62,7 @@ class _Answers:
         self._answered.set()
 
     async def wait(self, seconds: float) -> None:
-        """Return when all have answered, or after so many seconds, of which it waits few once it has one."""
+        """Return when all have answered, after `seconds`, or `_OTHERS_S` after an instance adopted the stream."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
         try:
@@ -97,7 +98,7 @@ class StreamFinder:
         return newest
 
     async def reclaim(self, prompt: PromptRun) -> Adoption | None:
-        """Adopt a stream again whose session was lost while it was decoded; None: it must be generated elsewhere.
+        """Adopt a stream again after its session was lost while decoding; None: it must be generated elsewhere.
 
         Raises StreamMoved if it is no longer ours.
         """
@@ -117,7 +118,7 @@ class StreamFinder:
         for refused in answers.refused:
             error = from_name(refused.error, refused.message)
             if isinstance(error, StreamMoved | UnknownStream):  # it has ended there, and perhaps not by us
-                raise StreamMoved(f"{instance}: this scheduler was away, and the stream is no longer its own")
+                raise StreamMoved(f"{instance}: this scheduler's session was lost, and the stream is no longer its own")
         return None
 
     @contextmanager
@@ -154,5 +155,6 @@ class StreamFinder:
     def _raise_unknown(self, num_answers: int) -> NoReturn:
         num_instances = sum(not member.expected.is_worker for member in self._registry.members)
         if num_answers < num_instances:
-            raise Unavailable(f"{num_answers} of {num_instances} instances have answered, none has this stream: retry")
-        raise UnknownStream("no such stream: it was never resumable, has ended, or has another API key")
+            counts = f"{num_answers} of {num_instances} instances have answered"
+            raise Unavailable(f"{counts}, but none of them has this stream: retry")
+        raise UnknownStream("no such stream: it was never resumable, has ended, or belongs to another API key")

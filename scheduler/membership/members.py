@@ -16,8 +16,8 @@ _log = EventLogger("registry")
 class Members:
     """Owner of the members. A removed member keeps its session until its last prompt has ended.
 
-    change --> new: one task each, started once no leaving member uses its address
-           --> removed: drained, session closed, task ended; back in the table before that: it stays
+    `change` starts a task for each new member, once no leaving member uses its address. It drains each removed member,
+    whose session is then closed and whose task ends, unless the member is back in the table before the session closes.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Members:
         return member
 
     def _start(self, member: Member) -> None:
-        assert self._group is not None, "it runs"
+        assert self._group is not None, "`run` is running"
         self._tasks[member] = self._group.create_task(self._run_after_leaving(member))
 
     async def _run_after_leaving(self, member: Member) -> None:

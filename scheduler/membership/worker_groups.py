@@ -1,7 +1,7 @@
 """Which workers of other engines fit together, before the first of them is accepted. Pure.
 
 Workers of one engine version and model are a group. The worker that answers first may be the one that does not fit, so
-none is accepted before workers of its group can serve.
+no worker is accepted before its group can serve.
 """
 
 from collections.abc import Collection
@@ -17,8 +17,9 @@ _Group = tuple[str, str, int]
 class WorkerGroups:
     """Owner of what each worker reported last.
 
-    A group can serve with a combined worker, or with one worker of each role; roles in `may_lack` are not needed. If a
-    worker reports a model of `models`, the names of the scheduler's own, no group of another model can serve.
+    A group can serve with a combined worker, or with one worker of each role; roles in `may_lack` are not needed.
+    `models` are the names of the scheduler's model: once a worker reports one of them, no group of another model can
+    serve.
     """
 
     def __init__(self, models: Collection[str], may_lack: Collection[Role]) -> None:
@@ -55,10 +56,10 @@ class WorkerGroups:
             for _, (_, other) in sorted(self._reported.items()):
                 if _group_of(other) != own and (not complete or _group_of(other) in complete):
                     check_workers(other, described)
-        raise Unavailable("no other worker of its version and model, with which it could serve, has answered yet")
+        raise Unavailable("no worker of its version and model with which it could serve has answered yet")
 
     def _complete(self, unknown: Collection[Role]) -> set[_Group]:
-        """Return the groups that can serve, together with the members of `unknown` roles."""
+        """Return the groups that can serve if the members of `unknown` roles belong to them."""
         roles: dict[_Group, set[Role]] = {}
         for role, described in self._reported.values():
             roles.setdefault(_group_of(described), {*unknown}).add(role)

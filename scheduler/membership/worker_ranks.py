@@ -1,6 +1,6 @@
 """One member for each data-parallel rank of a worker: its entry of the table is rank 0, and the others are added.
 
-Their number is known once the worker has been described, and may have changed when the worker comes back.
+The number of ranks is known once the worker has been described, and may have changed when the worker comes back.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class WorkerRanks:
-    """Owner of the entries of the table and of how many ranks each worker among them has."""
+    """Owner of the table's entries and of the number of ranks of each worker among them."""
 
     def __init__(self, entries: Sequence[ExpectedInstance]) -> None:
         self._entries = tuple(entries)

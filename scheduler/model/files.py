@@ -24,7 +24,7 @@ class ModelFiles:
 
     `tool_template`, if the model has one of its own, is the chat template of conversations with tools. `call_format` is
     the format of tool calls that the template shows, None if it shows none that is known. `labels` are the classes of
-    a model that classifies. `prompts` are what it expects before a text, by the kind of text (sentence-transformers).
+    a model that classifies. `prompts` are the prefixes that the model expects, by kind of text (sentence-transformers).
     `vision` says how images stand in its prompts, None for a model that takes text only. `dimensions` are the
     sizes to which its vectors may be cut: empty means any size, None that they may not be cut.
     """
@@ -120,7 +120,7 @@ def _max_model_len(config: Mapping[str, Any], limit: int | None, folder: Path) -
 
 
 def _read_token_ids(*values: Any) -> tuple[int, ...]:
-    """Return all ids named by the values, each an int, a list of ints or None, in order, once each."""
+    """Return the ids in the values (each an int, a list of ints or None), in order and without duplicates."""
     flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
     return tuple(dict.fromkeys(item for item in flat if isinstance(item, int)))
 

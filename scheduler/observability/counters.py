@@ -63,7 +63,7 @@ class SchedulerCounters:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens so far: each choice's first, and those after a gap."""
+        """Tokens so far: each choice's first token, and one for each measured gap between two tokens."""
         return self._first_tokens + self.between_tokens.count
 
     def prompt_done(self, done: PromptDone) -> None:
@@ -109,7 +109,7 @@ class SchedulerCounters:
 
     @property
     def finished_reasons(self) -> dict[str, int]:
-        """The number of finished sequences by every reason."""
+        """The number of finished sequences for each reason, including those with none."""
         return {reason: self.reasons[reason] for reason in REASONS}
 
     def _make_histogram(self, row: MetricRow) -> BucketHistogram:

@@ -70,6 +70,6 @@ class PdserveCollector:
 
 
 class _NoExporter:
-    """The counts without an exporter."""
+    """The counts of exported traces when there is no exporter."""
 
     num_sent = num_dropped = 0

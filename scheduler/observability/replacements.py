@@ -14,7 +14,7 @@ _LABELS = ("name", "phase")
 
 
 class ReplacementCollector:
-    """Exposes the restarts of each process and the phases of its last one; nothing without the file."""
+    """Exposes the restarts of each process and the phases of its last restart; without the file, nothing."""
 
     def __init__(self, state: Path | None) -> None:
         self._state = state
@@ -27,8 +27,8 @@ class ReplacementCollector:
         """Yield the current metrics."""
         restarts = CounterMetricFamily("pdserve_restarts", "Restarts by `pdserve up`", labels=("name",))
         seconds, cpu = (
-            GaugeMetricFamily(f"pdserve_replacement_{what}", f"{text} of a phase of the last restart", labels=_LABELS)
-            for what, text in (("seconds", "Seconds"), ("cpu_seconds", "CPU seconds of the new process"))
+            GaugeMetricFamily(f"pdserve_replacement_{what}", f"{text} in a phase of the last restart", labels=_LABELS)
+            for what, text in (("seconds", "Seconds spent"), ("cpu_seconds", "CPU seconds used by the new process"))
         )
         for process in self._processes():
             restarts.add_metric((process["name"],), process["restarts"])

@@ -9,8 +9,8 @@ class RequestDone:
     """One finished request. Times are seconds from its arrival, by the scheduler's own clock.
 
     `outcome` is finished, cancelled or failed; `error` the name of the error that failed it. `dispatched_s` is when the
-    request had been read, rendered and tokenised; first and last token are None if there was none. `reasons` has the
-    finish reason of each finished sequence. `served` are the prompts whose hand-off is complete.
+    request had been read, rendered and tokenised; `first_token_s` and `last_token_s` are None if no token was sent.
+    `reasons` has the finish reason of each finished sequence. `served` are the prompts whose hand-off is complete.
     """
 
     request: GenerationRequest
@@ -31,7 +31,7 @@ class RequestDone:
 
     @property
     def queue_s(self) -> float:
-        """Time waiting for placement; of several prompts the longest."""
+        """Time waiting for placement; with several prompts, the longest of their times."""
         return max((done.times.queue_s or 0.0 for done in self.served), default=0.0)
 
     @property

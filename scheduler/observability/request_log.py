@@ -17,7 +17,7 @@ _log = EventLogger("requests")
 
 
 class Reporting:
-    """Runs a request in its block; then passes `done(outcome, name of the error)` to `observe` and logs it."""
+    """Reports the request that ran in the `with` block: passes `done(outcome, error name)` to `observe` and logs it."""
 
     __slots__ = ("_done", "_observe")
 
@@ -31,7 +31,7 @@ class Reporting:
         """Report."""
         outcome, error = "finished" if kind is None else "failed", ""
         if kind is not None and issubclass(kind, (asyncio.CancelledError, Cancelled, StreamMoved)):
-            outcome = "cancelled"  # of a stream that moved, another scheduler counts the end
+            outcome = "cancelled"  # the end of a stream that moved is counted by another scheduler
         elif kind is not None and issubclass(kind, Exception):
             error = kind.__name__
         finished = self._done(outcome, error)
@@ -41,7 +41,7 @@ class Reporting:
 
 
 def log_request(done: RequestDone) -> None:
-    """Log a finished request. Of several prompts, each stage's longest time; `-` for unknown values."""
+    """Log a finished request: with several prompts, the longest time of each stage; `-` for unknown values."""
     request, served = done.request, done.served
     stages = {f"{name}_ms": _longest_ms(name, served) for name in STAGES}
     _log.info(
@@ -66,7 +66,7 @@ def log_request(done: RequestDone) -> None:
 
 
 def without_values(error: BaseException) -> str:
-    """Return an error's message without quotes from the client, except a model's name: the log contains no prompts."""
+    """Return an error's message without the text that it quotes, except a model's name: the log contains no prompts."""
     if isinstance(error, UnknownModel):
         return str(error)
     if isinstance(error, InvalidGrammar):

@@ -9,7 +9,7 @@ request  |--------------------------------------------------------|
   first_step                        |--|
   decode                         |-----------------------------|   from the first to the last token
 
-Each stage has its measured duration, from where it ran; only the scheduler's clock determines when a trace begins.
+Each stage has the duration measured where it ran. Only the scheduler's clock determines when a trace begins.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ _NS = 1_000_000_000
 def spans_of(
     done: RequestDone, end_ns: int, context: TraceContext | None, *, model: str, new_id: Callable[[int], bytes]
 ) -> list[Span]:
-    """Return the request's span and its children, for the first MAX_PROMPTS prompts; it ended at `end_ns` since 1970.
+    """Return the request's span and its children, for the first MAX_PROMPTS prompts.
 
     The request's span belongs to the client's trace, if there is one, and has the id that was passed on to workers of
-    other engines. `new_id(n)` returns n random bytes.
+    other engines. `end_ns` is when the request ended, in nanoseconds since 1970; `new_id(n)` returns n random bytes.
     """
     start_ns = end_ns - int(done.seconds * _NS)
     own = read_context(done.request.traceparent)

@@ -103,7 +103,7 @@ def _cache_config(instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -
 
 
 def _http_requests(http: Counter[tuple[str, str, str]]) -> Metric:
-    """Return vLLM's HTTP metric: statuses as 2xx, without the monitoring routes."""
+    """Return vLLM's HTTP metric: statuses grouped as 2xx, 4xx and so on, without the monitoring routes."""
     grouped: Counter[tuple[str, str, str]] = Counter()
     for (route, method, status), count in http.items():
         if route not in _UNCOUNTED:

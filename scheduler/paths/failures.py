@@ -24,7 +24,7 @@ _STEPPED_S = 5.0
 
 _MESSAGES: dict[type[PdserveError], str] = {
     HandoffFailed: "the KV transfer from the prefill to the decode instance failed",
-    OutputDiffers: "generated again, the output differs from what was sent before",
+    OutputDiffers: "the regenerated output differs from what was sent before",
     InstanceLost: "its link to the other instance broke",
     NoCapacity: "it has no free KV blocks",
     Draining: "it is shutting down",
@@ -33,20 +33,20 @@ _MESSAGES: dict[type[PdserveError], str] = {
 }
 """The messages for clients: an instance's own message may name addresses and tickets, and is only logged.
 
-The text about a hand-off between workers of other engines is this process's own, without addresses.
+A failed hand-off between workers of other engines keeps its message: the scheduler wrote it, without addresses.
 """
 
 
 def full_or(decode: Instance, error: PdserveError) -> PdserveError:
     """Return NoCapacity if a decode worker of another engine was late because it is full, else `error`.
 
-    Such a worker queues what it has no slot or no blocks for, and generates for others meanwhile.
+    Such a worker queues a prompt for which it has no slot or no blocks, and generates for other prompts meanwhile.
     """
     load = decode.load
     if decode.description.worker is None or not (load.running and load.waiting and decode.stepped_within(_STEPPED_S)):
         return error
     decode.in_flight.refused()
-    return NoCapacity(f"{error}: it runs {load.running} sequences, and {load.waiting} wait")
+    return NoCapacity(f"{error}: {decode} is full (sequences running: {load.running}, waiting: {load.waiting})")
 
 
 def to_error(failure: Refused | Failed | SessionLost, instance: Instance, prompt: PromptRun) -> PdserveError:

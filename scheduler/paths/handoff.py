@@ -51,13 +51,13 @@ class HandoffPath:
                 return
             with prompt.open_on(self._prefill, self._on_first_token_of_prefill, generates=False) as on_prefill:
                 prompt.enter(f"in prefill on {self._prefill}", computes=True)
-                state = prompt.state  # of a stream only D needs more
+                state = prompt.state  # only D needs to know of its stream
                 on_prefill.post(Prefill(state if state.stream is None else replace(state, stream=None), ticket))
                 self._prefill.in_flight.prefill_sent(prompt.prompt_id)
                 while (arrival := await prompt.next_event()) is not None:
                     match arrival:
                         case _, HandedOff():
-                            self._prefill.in_flight.prefilled(prompt.prompt_id)  # a worker sends no first tokens
+                            self._prefill.in_flight.prefilled(prompt.prompt_id)  # P may have sent no first token
                             self._prefill.in_flight.handed_off(prompt.prompt_id)
                         case on_instance, Refused() | Failed() | SessionLost() as failure if on_instance is on_prefill:
                             self._on_prefill_failed(failure)
@@ -70,7 +70,7 @@ class HandoffPath:
         """Return the ticket; None if D, a worker of another engine, has generated everything without the KV."""
         prompt, state = self._prompt, self._prompt.state
         reads_images = state.chat is not None and self._decode.description.worker is not None
-        compiles = state.params.structured is not None or reads_images  # the worker does so before it calls back
+        compiles = state.params.structured is not None or reads_images  # D does so before it answers
         limit_s = self._limits.reserve_s + (self._limits.grammar_s if compiles else 0.0)
         prompt.enter(f"reserving blocks on {self._decode}")
         on_decode.post(Reserve(prompt.state))
@@ -93,7 +93,7 @@ class HandoffPath:
 
     @contextmanager
     def _unassign_while_compiling(self) -> Iterator[None]:
-        """While a grammar compiles for long, release the prompt's share of the prefill instance's next step."""
+        """If the grammar takes long to compile, release the prompt's share of the prefill instance's next step."""
         in_flight, prompt_id, facts = self._prefill.in_flight, self._prompt.prompt_id, self._prompt.facts
         is_unassigned = False
 

@@ -13,7 +13,7 @@ from wire.messages import Failed, Generate, Refused
 class LocalPath:
     """Executes one plan on one instance: a combined one, or a prefill instance for a prompt that stays there.
 
-    Calls `on_output` when the first token has arrived. An `adoption` is of a stream that the instance decodes already.
+    Calls `on_output` when the first token has arrived. `adoption`: the instance already decodes this adopted stream.
     """
 
     def __init__(self, instance: Instance, *, on_output: Callable[[], None], adoption: Adoption | None = None) -> None:

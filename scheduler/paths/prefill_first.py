@@ -1,7 +1,7 @@
-"""The path over workers of other engines in which P names what D needs, before or after P computes the prompt.
+"""The path over workers of other engines in which P returns references for D, before or after it computes the prompt.
 
 prefill on P --references--> generate on D --tokens--> client
-     P ==KV, when D reads it, or by itself==> D
+             ==KV, read by D or sent by P==> D
 """
 
 import asyncio
@@ -108,6 +108,6 @@ class PrefillFirstPath:
         )
 
     def _release(self, on_prefill: PromptOnInstance) -> None:
-        """Stop watching P, once it has answered."""
+        """Stop watching P if it has ended the prompt."""
         if on_prefill.ended:
             self._until_sent.close()

@@ -3,7 +3,7 @@
 front  ->  overdue  ->  band of the lowest priority  ->  next band ...
                         line of the tenant served least  ->  next line ...
 
-Start-time fair queueing: a line's `start` is the number of tokens that its tenant had received of the band when the
+Start-time fair queueing: a line's `start` is the number of tokens that its tenant had been granted in the band when the
 head of the line became next. The line with the smallest start goes first, and its start grows by the cost of each
 grant; a new tenant starts at the band's current value, so nobody saves up a share or overtakes by leaving and
 returning. Two tenants that always have prompts waiting differ by at most their two largest prompts. No clock, no I/O.
@@ -98,7 +98,7 @@ class FairQueue(Generic[T]):
                     yield item
 
     def _oldest_overdue(self) -> T | None:
-        """Return the next item of the band with the longest wait, if it is due and another band is better."""
+        """Return the next item of the band with the longest wait, if it is due and that band is not the first."""
         if self._since_oldest + 1 < _OLDEST_EVERY or len(self._priorities) < 2:
             return None
         oldest = next(iter(self._by_age))

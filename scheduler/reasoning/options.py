@@ -48,7 +48,7 @@ def is_switched_off(text_format: ReasoningFormat, variables: Mapping[str, Any]) 
 
 @dataclass(frozen=True, slots=True)
 class PromptEnd:
-    """What a prompt ends with: thinking that has begun or ended, and `num_tokens` of it; `state` None: neither."""
+    """What a prompt ends with: THINKING with `num_tokens` of it, CONTENT after thinking, or neither (`state` None)."""
 
     state: ReasoningState | None = None
     num_tokens: int = 0

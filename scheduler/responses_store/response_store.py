@@ -6,7 +6,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response: `response` is the object that clients get, `items` the list that it answers, both as JSON.
+    """One response: `response` is the object that clients get, `items` the conversation that it answers, both as JSON.
 
     `owner` is the tenant of the API key that created it, empty without keys. `done`: it has its final status. `events`
     are those of its stream, if clients may read it again.

@@ -24,7 +24,7 @@ _SCHEMA = (
 def open_file(path: Path, *, busy_s: float) -> tuple[sqlite3.Connection, str]:
     """Return a connection in autocommit mode, and the store's id. A missing file is created.
 
-    Waits `busy_s` for another process to end. Raises ConfigError with the reason and the path.
+    Waits up to `busy_s` for another process to end. Raises ConfigError with the reason and the path.
     """
     _make_private(path)
     connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None)

@@ -58,7 +58,7 @@ class ChatSettings:
     def _check_template(self, template: str) -> None:
         if not self.trust_request_template:
             raise InvalidRequest(
-                "chat_template_not_allowed: this server accepts no templates in requests, as is the default with keys; "
+                "chat_template_not_allowed: this server accepts no templates in requests, the default with API keys; "
                 "--trust-request-chat-template allows them",
                 "chat_template",
             )
@@ -85,7 +85,7 @@ def parse_kwargs(text: str) -> Mapping[str, Any]:
     try:
         kwargs = orjson.loads(text)
         if not isinstance(kwargs, dict):
-            raise ConfigError(f'{text!r} is not a JSON object, as {{"enable_thinking": false}}')
+            raise ConfigError(f'{text!r} is not a JSON object such as {{"enable_thinking": false}}')
         _check_kwargs(kwargs)
     except (orjson.JSONDecodeError, InvalidRequest) as error:
         raise ConfigError(f"{text!r}: {error}") from None

@@ -12,7 +12,7 @@ _MARK = "PDSERVE_CONTINUES_FROM_HERE "  # its trailing space shows whether the t
 
 
 def shaped(messages: Sequence[Mapping[str, Any]], content_format: ContentFormat, image_text: str = "") -> list[Message]:
-    """Return the messages without nulls, contents in the format, and reasoning under the names templates use.
+    """Return the messages without nulls, with contents in the format and reasoning under the names that templates use.
 
     If the content is one text, the images come first, each as a line with `image_text`, as in vLLM.
     """

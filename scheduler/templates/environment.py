@@ -1,4 +1,4 @@
-"""The jinja environment of chat templates: sandboxed, with the names that Hugging Face's provides."""
+"""The jinja environment of chat templates: sandboxed, with the names that transformers provides."""
 
 import json
 from collections.abc import Iterable

@@ -19,8 +19,8 @@ def own_template(folder: Path, tokenizer_config: Mapping[str, Any], name: str = 
 def given_template(given: str, folder: Path, tokenizer_config: Mapping[str, Any]) -> str:
     """Return the template of `--chat-template`: from that file, the model's template of that name, or the text itself.
 
-    In a text without line breaks \\n, \\t and \\r are escapes, as typed on a command line. Raises ConfigError if it is
-    none of the three.
+    In a text without line breaks, \\n, \\t and \\r are escapes, as typed on a command line. Raises ConfigError if
+    `given` is none of the three.
     """
     try:
         return Path(given).read_text(encoding="utf-8")

@@ -88,8 +88,8 @@ class ByteDecoder:
 class WindowDecoder:
     """Decodes a sliding window: the tokens of the last complete text, for spacing, and those after it.
 
-    `skipped` tokens are left out. A window that ends within a character is held back until the character is complete,
-    or cannot become one.
+    `skipped` tokens are left out. A window that ends within a character is held back until the character is complete
+    or can no longer be completed.
     """
 
     def __init__(self, tokens: Tokens, skipped: frozenset[int] = frozenset(), context: Sequence[int] = ()) -> None:

@@ -145,7 +145,7 @@ async def test_another_output_of_the_next_worker_is_counted() -> None:
     async with WorkerCluster("CC", with_fake(), with_fake(salt=1), limits=_NO_PROBES).serving() as cluster:
         for worker in cluster.workers:
             worker.faults.add(Fault("cut", "during", after_tokens=5))
-        with pytest.raises(OutputDiffers, match="generated again, the output differs from what was sent before"):
+        with pytest.raises(OutputDiffers, match="the regenerated output differs from what was sent before"):
             await cluster.answer(wanted)
         ledger = cluster.control.dispatch.ledger
         assert (ledger.differing_outputs, ledger.retried_prompts, ledger.retried_tokens) == (1, 1, len(PROMPT) + 5)
