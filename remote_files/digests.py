@@ -18,7 +18,7 @@ _STORES = ("x-amz-request-id", "x-obs-request-id", "x-oss-request-id", "x-cos-re
 
 
 class Digests:
-    """Checks one file against the whole file's md5 and sha-256 in its answer's headers, if present.
+    """Checks one file against the MD5 and SHA-256 of the whole file in the answer's headers, if present.
 
     An ETag is not used: its content is up to the server.
     """

@@ -36,7 +36,7 @@ async def download(
     on_bytes: Progress | None = None,
     resolver: AbstractResolver | None = None,
 ) -> int:
-    """Write the file at `url` to `to`, which appears when it is complete; return its bytes.
+    """Write the file at `url` to `to`, which appears when it is complete; return its size in bytes.
 
     Raises ConfigError for a URL or an address that is not allowed, a file that is missing (4xx) or above the
     limits, and a write error; Unavailable when all tries failed; DeadlineExceeded after `limits.whole_s`.
@@ -87,7 +87,7 @@ class _Fetch:
         self._part: FilePart | None = None
 
     async def run(self, source: RemoteUrl) -> int:
-        """Return the bytes of the file, after as many tries as the limits allow."""
+        """Return the file's size in bytes; try as often as the limits allow."""
         attempt = partial(self._attempt, source)
         return await retried(attempt, what=str(source), retries=self._limits.retries, whole_s=self._limits.whole_s)
 
@@ -106,7 +106,7 @@ class _Fetch:
 
     async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, deadline: ExchangeDeadline) -> int:
         waits, maximum = self._limits.waits, self._limits.max_bytes
-        deadline.expect("next bytes of the answer", waits.idle_s)
+        deadline.expect("more bytes of the answer", waits.idle_s)
         part = await self._part_of(response, url, deadline)
         window_end = part.num_bytes + waits.window_bytes
         while piece := await response.content.readany():
@@ -161,7 +161,7 @@ def _acceptable_length(response: aiohttp.ClientResponse, url: RemoteUrl, max_byt
     """Return the answer's length, if it has one. Raises ConfigError if the body is encoded or too long."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in _PLAIN:
-        raise ConfigError(f"{url}: the file is stored with Content-Encoding {encoding!r:.40}; store it as plain text")
+        raise ConfigError(f"{url}: the file is stored with Content-Encoding {encoding!r:.40}; store it without one")
     length = response.content_length
     if length is not None and length > max_bytes:
         raise ConfigError(f"{url}: {length} bytes are above the limit of {max_bytes}")

@@ -77,7 +77,7 @@ class AllowedServers:
         async def without_retry(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
         ) -> aiohttp.ClientResponse:
-            # The library itself would retry after its own errors, but not after this one.
+            # Translate errors here too: the library itself would retry after its own errors.
             with _translate_errors(url, sockets, deadline):
                 return await handler(request)
 

@@ -48,7 +48,7 @@ class DownloadLimits:
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """Limits of one upload, for all its tries together: higher than a download's, since it carries hours of work."""
+    """Limits of one upload, for all its tries together: higher than a download's, as uploads carry hours of work."""
 
     whole_s: float = 6 * 3600.0
     expect_from_bytes: int = MIB

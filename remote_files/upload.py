@@ -34,7 +34,7 @@ async def upload(
     on_bytes: Progress | None = None,
     resolver: AbstractResolver | None = None,
 ) -> int:
-    """PUT the file at `path` to `url` with its length, and its Content-MD5 if the URL allows one; return its bytes.
+    """PUT the file at `path` to `url` with its length, and its Content-MD5 if the URL allows one; return its size.
 
     If the URL allows none, the MD5 in the store's answer is compared. The file is not removed.
     Raises ConfigError for a URL or an address that is not allowed, for an answer that a retry would not change (with
@@ -89,7 +89,7 @@ class _Sending:
         ) as response:  # fmt: skip
             if self._expects_continue and response.status == 417:
                 raise Transient("the server does not support Expect: 100-continue")
-            deadline.expect("rest of the answer", self._limits.waits.idle_s)
+            deadline.expect("end of the answer", self._limits.waits.idle_s)
             if response.status in REDIRECTS:
                 why = "redirects of a PUT are not followed"
                 raise ConfigError(f"{target}: the server answered {response.status}, and {why}")
@@ -121,7 +121,7 @@ class _Sending:
         return found.st_size, found.st_mtime_ns
 
     async def _body_pieces(self, deadline: ExchangeDeadline) -> AsyncIterator[bytes]:
-        """Yield the file; the connection takes the next piece after it has sent the last."""
+        """Yield the file; the connection takes the next piece after it has sent the previous one."""
         while piece := os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - self._sent), self._sent):
             deadline.expect(f"acceptance of the next {len(piece)} bytes", self._limits.waits.idle_s)
             self._sent += len(piece)  # before the yield: an answer may arrive before the next piece is taken

@@ -10,7 +10,7 @@ from wire.messages import Answer, Cancel, Command, PrefillBegun, Reserved
 from wire.types import PromptLogprobs, StageTimes, TokenOutput
 
 
-@dataclass(slots=True)  # not frozen, like TokenLogprobs
+@dataclass(slots=True)  # not frozen, for the reason given at TokenLogprobs
 class PromptStep:
     """One prompt's part of a Step."""
 

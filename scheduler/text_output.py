@@ -1,4 +1,4 @@
-"""Convert a running request's tokens to pieces of text per choice, the best ones if more are generated."""
+"""Convert a running request's tokens to pieces of text for each choice that the client gets."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,7 @@ _BROKEN = (FinishReason.CANCELLED, FinishReason.FAILED)
 
 
 class Observer(Protocol):
-    """Observes a request; times are the loop's clock. Implemented by scheduler/observability/counters.py, for one."""
+    """Observes a request; times are the loop's clock. Implemented by scheduler/observability/counters.py and others."""
 
     def first_token_came(self, request: GenerationRequest, seconds: float) -> None:
         """Called for the request's first token, `seconds` after its arrival; `choice_started` follows."""
@@ -39,7 +39,7 @@ class Observer(Protocol):
         ...
 
     def request_done(self, done: RequestDone) -> None:
-        """Called when the request ended."""
+        """Called when the request has ended."""
         ...
 
 
@@ -53,7 +53,7 @@ class TextOutput:
         self, request: GenerationRequest, options: TextOptions, tokens: Tokens, observer: Observer,
         clock: Callable[[], float] | None = None, started_s: float | None = None,
     ) -> None:  # fmt: skip
-        """`started_s`: when the request arrived, by the same clock; None is now."""
+        """`started_s`: when the request arrived, by the same clock; None: now."""
         self._request = request = ranked(request)
         self._clock = clock or asyncio.get_running_loop().time
         self._observer, self._token_gap = observer, observer.token_gap

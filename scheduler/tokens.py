@@ -95,7 +95,7 @@ class Tokens:
         return ChatPrompt(ids) if holders is None else holders.expand(ids, is_image, images)
 
     async def text_prompt(self, text: str, images: Sequence[LoadedImage], *, add_special_tokens: bool) -> ChatPrompt:
-        """Return the ids of a text whose placeholders are these images. Raises as `encode` does, and InvalidRequest."""
+        """Return the ids of a text with placeholders for these images. Raises as `encode` does, and InvalidRequest."""
         holders = self._placeholders
         assert holders is not None, "images are loaded for vision models only"
         text, is_image = holders.show(text, len(images), whose="the prompt has", param="prompt")
@@ -149,7 +149,7 @@ class Tokens:
 
     @property
     def default_kwargs(self) -> Mapping[str, Any]:
-        """The scheduler's variables for chat templates, which those of a request replace."""
+        """The scheduler's variables for chat templates; those of a request take precedence."""
         return self._settings.default_kwargs
 
     def special_among(self, texts: Sequence[str]) -> frozenset[int]:

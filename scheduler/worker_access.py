@@ -60,7 +60,7 @@ class WorkerAccess:
         return any(member.expected.address == address for member in (*self._members(), *self._leaving()))
 
     async def _check(self, url: str) -> None:
-        """Raise Incompatible if the worker at this URL fails `check_reach`'s checks against the members now."""
+        """Raise Incompatible if the worker at this URL fails `check_reach`'s checks against the current members."""
         members = self._members()
         one = next((member.expected for member in members if member.expected.address == url), None)
         if one is None:
@@ -81,7 +81,7 @@ class WorkerAccess:
             return None
         return (
             f"{one} is on another host and cannot call back to {self._place[0]}: set --worker-callback HOST:PORT to an "
-            "address of this host that it can reach"
+            "address of this host that the worker can reach"
         )
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class WorkerAccess:
 
 
 def _callbacks_at(host: str, port: int) -> "Callbacks":
-    # imports aiohttp, a tenth of the start, which only one connector needs
+    # imports aiohttp, a tenth of the start time, which only one connector needs
     from scheduler.workers.callbacks import Callbacks
 
     return Callbacks(host, port)

@@ -52,13 +52,14 @@ def check_prompt(state: PromptState) -> None:
     if not state.gap_limit_s >= 0:
         raise InvalidRequest(f"gap_limit_s is {state.gap_limit_s}, but must be at least 0")
     if state.outputs and len(state.outputs) != state.params.num_sequences:
-        raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
+        limit = f"but must be that of sequences, {state.params.num_sequences}"
+        raise InvalidRequest(f"the number of outputs is {len(state.outputs)}, {limit}")
     if state.images:
         check_images(state)
     if state.stream is not None:
         _check_stream(state, state.stream)
     if state.beams and state.params.beam_search is None:
-        raise InvalidRequest(f"{len(state.beams)} beams for a prompt without beam search")
+        raise InvalidRequest("beams is set, but must be empty without beam search")
 
 
 def check_params(params: SamplingParams) -> None:
@@ -74,7 +75,7 @@ def check_params(params: SamplingParams) -> None:
     _check_ids_of(params)
     for token_id, bias in params.logit_bias:
         if not abs(bias) <= MAX_BIAS:
-            limit = f"must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}]"
+            limit = f"but must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}]"
             raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, {limit}", "logit_bias")
     if params.logprob_token_ids and params.logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs: leave it out, or set logprobs", "logprob_token_ids")
@@ -110,10 +111,11 @@ def check_repetition(rule: RepetitionDetection) -> None:
 
 
 def check_ids(name: str, token_ids: Sequence[int]) -> None:
-    """Raise InvalidRequest, naming the id, for one that does not fit a message; the engine checks the vocabulary."""
+    """Raise InvalidRequest with the first id that does not fit a message; the engine checks the vocabulary."""
     for bad in (min(token_ids), max(token_ids)) if token_ids else ():
         if abs(bad) > MAX_COUNT:
-            raise InvalidRequest(f"{name} has token id {bad}, but must be at most {MAX_COUNT}", name)
+            limit = f"but each must be in [{-MAX_COUNT}, {MAX_COUNT}]"
+            raise InvalidRequest(f"{name} has token id {bad}, {limit}", name)
 
 
 def _check_bounds(name: str, value: float | tuple[object, ...] | None, bounds: Bounds) -> None:
@@ -161,8 +163,8 @@ def _check_thinking(thinking: Thinking) -> None:
     start, end, budget = thinking.start_token_id, thinking.end_token_id, thinking.budget
     check_ids("thinking", (start, end))
     _refuse((
-        ("thinking_token_budget", budget, budget is None or 0 <= budget <= MAX_COUNT, "0 or more"),
-        ("the end of the thinking", end, start >= 0 and end >= 0 and start != end, "a token other than its start"),
+        ("thinking_token_budget", budget, budget is None or 0 <= budget <= MAX_COUNT, f"in [0, {MAX_COUNT}]"),
+        ("the end of the thinking", end, start >= 0 and end >= 0 and start != end, f"0 or more, like its start ({start}), and another token"),
         ("num_before", thinking.num_before, 0 <= thinking.num_before <= MAX_COUNT, f"in [0, {MAX_COUNT}]"),
     ))  # fmt: skip
 
@@ -190,11 +192,11 @@ def _check_stream(state: PromptState, stream: ResumableStream) -> None:
     is_one = state.params.num_sequences == 1 and state.params.beam_search is None
     _refuse((
         ("stream_id", repr(stream.stream_id[:40]), _STREAM_ID.fullmatch(stream.stream_id) is not None, "32 hex digits"),
-        ("tenant", f"of {len(stream.tenant)} characters", len(stream.tenant) <= MAX_SALT, f"at most {MAX_SALT}"),
+        ("tenant", f"of {len(stream.tenant)} characters", len(stream.tenant) <= MAX_SALT, f"of at most {MAX_SALT}"),
         ("request", f"of {len(stream.request)} bytes", len(stream.request) <= MAX_STREAM_REQUEST,
-         f"at most {MAX_STREAM_REQUEST}"),
-        ("stream", "resumable", is_one and state.pooling is None and not state.images,
-         "of one sequence of a prompt of text"),
+         f"of at most {MAX_STREAM_REQUEST}"),
+        ("stream", "set", is_one and state.pooling is None and not state.images,
+         "unset with several sequences, beam search, pooling or images"),
     ))  # fmt: skip
 
 
@@ -205,7 +207,7 @@ def _check_pooling(pooling: Pooling, num_tokens: int) -> None:
         ("kind", repr(pooling.kind)[:40], pooling.kind in POOLING_KINDS, f"one of {', '.join(POOLING_KINDS)}"),
         ("how", repr(pooling.how)[:40], pooling.how in ("", *POOLING_HOW), how),
         ("dimensions", dimensions, dimensions is None or dimensions >= 1, "at least 1"),
-        ("second_text", second, second is None or 0 < second < num_tokens, f"a token after the first of {num_tokens}"),
+        ("second_text", second, second is None or 0 < second < num_tokens, f"1 or more and less than {num_tokens}"),
     ))  # fmt: skip
 
 

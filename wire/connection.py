@@ -68,7 +68,7 @@ class ServedSession(Protocol):
         ...
 
     def events(self) -> AsyncIterator[list[Event]]:
-        """Yield the session's events, SessionOpen first, until it ends; each batch has all since the last batch."""
+        """Yield the session's events, SessionOpen first, until it ends; a batch has all since the previous batch."""
         ...
 
     def lost(self) -> None:

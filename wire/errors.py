@@ -68,9 +68,9 @@ class StreamMoved(PdserveError):
 
 
 class Overloaded(PdserveError):
-    """No request like this is accepted now; retry after `retry_after_s`, unless it `is_final`: a retry cannot help.
+    """No request like this is accepted now; retry after `retry_after_s`, unless `is_final`: then a retry cannot help.
 
-    `limit` names the limit of the queue that it exceeds, if it is one.
+    `limit` names the queue limit that the request would exceed, empty for other reasons.
     """
 
     def __init__(self, message: str, retry_after_s: int = 1, *, is_final: bool = False, limit: str = "") -> None:

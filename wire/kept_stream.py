@@ -15,7 +15,8 @@ from wire.types import PromptState, ResumableStream, TokenOutput
 
 ORPHAN_TOKENS = 4096
 MAX_KEPT_BYTES = 64 * 2**20
-"""Of one API key, on one instance. Beyond it the oldest finished streams are forgotten; else no new one is kept."""
+"""The limit for one API key on one instance. Above it the oldest finished streams are forgotten; if the unfinished ones
+still exceed it, no new stream is kept."""
 _TOKEN_BYTES = 256
 
 
@@ -95,7 +96,7 @@ def keep_stream(state: PromptState, others: Iterable[StreamRecord]) -> KeptStrea
 def adopt_stream(
     owner: EventSink, command: Adopt, records: Iterable[StreamRecord], arriving: Iterable[PromptState]
 ) -> tuple[TokenOutput, ...]:
-    """Make `owner` the owner of the stream that it names, notify both owners, and return the tokens so far.
+    """Make `owner` the owner of the stream that `command` names, notify both owners, and return the tokens so far.
 
     Emits Refused for a stream that is not here, or is among those `arriving`: not handed off yet.
     """
@@ -114,7 +115,7 @@ def adopt_stream(
 def _find_stream(
     command: Adopt, records: Iterable[StreamRecord], arriving: Iterable[PromptState]
 ) -> tuple[KeptStream, StreamRecord]:
-    """Return the stream that it names; the newest, if an attempt before was lost here.
+    """Return the stream that `command` names: the newest, if an earlier attempt was lost here.
 
     Raises UnknownStream, or Unavailable for one that is arriving.
     """

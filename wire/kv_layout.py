@@ -115,7 +115,8 @@ class PoolLayout:
     ) -> None:  # fmt: skip
         """`tensors` are the model's. Raises ValueError for impossible sizes and ranks."""
         if not tensors or num_blocks <= 0 or block_size <= 0:
-            raise ValueError(f"a pool needs tensors, blocks and slots: {len(tensors)}, {num_blocks}, {block_size}")
+            sizes = f"tensors: {len(tensors)}, blocks: {num_blocks}, slots of a block: {block_size}"
+            raise ValueError(f"a pool needs at least one of each: {sizes}")
         check_rank(rank)
         self.model_tensors, self.rank = tuple(tensors), rank
         self.heads = tuple(head_range(tensor.heads, rank) for tensor in tensors)

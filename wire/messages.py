@@ -36,8 +36,8 @@ from wire.types import KvEndpoint, PromptLogprobs, PromptState, Role, StageTimes
 class OpenSession:
     """First message of a session.
 
-    An older session of the same scheduler ends with all its work. An instance has one session with each scheduler.
-    Streams that it loses run on for `orphan_s`, and may be adopted until then (wire/kept_stream.py).
+    An instance has one session with each scheduler: an older session of the same scheduler ends, with all its work.
+    When a session is lost, its streams run on for `orphan_s` and may be adopted until then (wire/kept_stream.py).
     """
 
     scheduler_id: str
@@ -91,9 +91,9 @@ class FetchAndGenerate:
 
 @cheap_dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a prompt, or one of its sequences. `ticketed` blocks and held KV are released.
+    """End a prompt, or one of its sequences. Reserved blocks and held KV are released.
 
-    Of a stream it needs the current `owner_epoch`; the end of the whole prompt releases the tokens kept of it.
+    Cancelling a stream needs its current `owner_epoch`. The end of its whole prompt also releases its kept tokens.
     """
 
     prompt_id: str
@@ -104,11 +104,11 @@ class Cancel:
 
 @cheap_dataclass(frozen=True, slots=True)
 class Adopt:
-    """Own a stream from now on, also one that another session owns; it is committed here, or computed here.
+    """Own a stream that this instance decodes from now on, even if another session owns it.
 
     Answered by Adopted and a Step with the tokens that the instance has generated, or by Refused with UnknownStream,
     also for another `tenant`. With `owner_epoch` only a stream of that epoch is adopted, else StreamMoved is the error.
-    The owner before gets Failed with StreamMoved.
+    The previous owner gets Failed with StreamMoved.
     """
 
     stream_id: str
@@ -144,8 +144,8 @@ class SetRole:
 class Heartbeat:
     """Renews the session's lease; the instance's heartbeat carries its load.
 
-    With several schedulers the instance also sends one when blocks of a prompt become free, so that none has to wait
-    for the next regular one.
+    With several schedulers, the instance also sends a heartbeat when blocks of a prompt become free, so that no
+    scheduler has to wait for the next regular one.
     """
 
     load: LoadSnapshot | None = None
@@ -210,7 +210,7 @@ class Refused:
         return cls(prompt_id, to_name(error), str(error), param=getattr(error, "param", None) or "")
 
 
-@dataclass(slots=True)  # not frozen, like TokenLogprobs
+@dataclass(slots=True)  # not frozen, for the reason given at types.TokenLogprobs
 class Step:
     """All new tokens of one step over all prompts, and the load after the step; split if over the message limit.
 
@@ -247,7 +247,7 @@ class HandedOff:
 
 @cheap_dataclass(frozen=True, slots=True)
 class Pooled:
-    """The result of a prompt with pooling, whose kind says what the values are. The prompt is finished."""
+    """The result of a pooling prompt: the values of its `Pooling.kind`. The prompt is finished."""
 
     prompt_id: str
     values: tuple[float, ...]

@@ -8,8 +8,8 @@ TURN_S = 0.5
 class Turns:
     """Owner of the line of schedulers whose last reservation was refused for lack of blocks, first come first served.
 
-    Without turns, the scheduler whose prompt ends would hear of the free blocks first, and take them each time. A turn
-    lapses TURN_S after another scheduler was first refused because of it: the waiting prompt may have been placed
+    Without turns, the scheduler whose prompt ends would hear of the free blocks first, and take them each time. The
+    first scheduler in line loses its turn TURN_S after it first held up another one: its prompt may have been placed
     elsewhere. One scheduler alone never waits for a turn.
     """
 

@@ -59,8 +59,8 @@ class StructuredOutput:
     """The constraint on the output's text. Text only, so that every instance can compile it.
 
     `kind` is json (value: a JSON schema), json_object (value: ""), regex, choice (value: a JSON list of strings),
-    grammar (value: EBNF or Lark) or structural_tag (value: its JSON). `backend` names the compiler, `auto` the first
-    that can. `whitespace_pattern` is a regex for whitespace between JSON tokens, None the backend's own.
+    grammar (value: EBNF or Lark) or structural_tag (value: its JSON). `backend` names the compiler; `auto` is the first
+    one that supports it. `whitespace_pattern` is a regex for whitespace between JSON tokens; None: the backend's own.
     """
 
     kind: str
@@ -92,9 +92,10 @@ class SamplingParams:
 
     `best_of` sequences are generated; the client gets the `n` with the highest log probability (None: n).
     `allowed_token_ids` and `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs`
-    are how many of the best tokens to return at each position besides the actual one; 0 is that one only, None nothing.
-    `logprob_token_ids` replace the best at output positions, and the lists of `prompt_logprob_token_ids` those at the
-    last positions of the prompt, one each; None turns `repetition_detection` off.
+    are how many of the best tokens to return at each position besides the actual one: 0 returns only that one, None
+    nothing. `logprob_token_ids` replace the best tokens at output positions, and the lists of
+    `prompt_logprob_token_ids` (one list for each position) those at the last positions of the prompt.
+    `repetition_detection` is off if None.
     """
 
     max_tokens: int = field(metadata=rule(Bounds(1), Bounds(1, MAX_COUNT)))
@@ -128,7 +129,7 @@ class SamplingParams:
         return self.logprob_token_ids or self.logprobs or 0
 
     def wanted_at(self, position: int, num_tokens: int) -> "int | tuple[int, ...]":
-        """Return the same for the token at a position of a prompt with `num_tokens` tokens."""
+        """Return the same as `wanted_logprobs`, for a position of a prompt with `num_tokens` tokens."""
         lists = self.prompt_logprob_token_ids
         at = position - num_tokens + len(lists)
         return lists[at] if at >= 0 and lists else self.prompt_logprobs or 0
@@ -159,10 +160,11 @@ WITH_BEAMS = {name: rule.with_beams for name, rule in PARAMETERS.items() if rule
 class Pooling:
     """Options of a pooling request, which generates no text: one vector, or one value per class.
 
-    `kind` is embed or classify, or token_embed or token_classify for the same of each token. `how`: the pooling method,
-    last, mean or cls (the first token's state); empty: the model's default. `dimensions` truncates the vectors, None
-    keeps all. `normalize` scales vectors to length 1, and turns the logits of classes into probabilities; None is the
-    model's default. Tokens from `second_text` on are the second text of a pair, None for a single text.
+    `kind` is embed or classify; with token_embed or token_classify, each token has a vector or a value per class.
+    `how` is the pooling method: last, mean, cls (the first token's state), or empty for the model's default.
+    `dimensions` truncates the vectors; None keeps all. `normalize` scales vectors to length 1 and turns the logits of
+    classes into probabilities; None is the model's default. Tokens from `second_text` on are the second text of a
+    pair; None for a single text.
     """
 
     kind: str = "embed"
@@ -311,7 +313,7 @@ class Ticket:
     endpoints: tuple[KvEndpoint, ...]
 
 
-@dataclass(slots=True)  # not frozen, like TokenLogprobs
+@dataclass(slots=True)  # not frozen, for the reason given at TokenLogprobs
 class TokenOutput:
     """One new token of one sequence. `index` is its output position, from 0.
 

@@ -33,7 +33,7 @@ class TextOptions:
     kept_special_ids: frozenset[int] = field(default_factory=frozenset)
 
 
-@dataclass(slots=True)  # not frozen, like TokenLogprobs
+@dataclass(slots=True)  # not frozen, for the reason given at TokenLogprobs
 class TextPiece:
     """New text of choice `index` (prompt * n + number among its choices); `finish_reason` is set on its last piece.
 

@@ -35,7 +35,7 @@ def byte_level_of(tokenizer: Tokenizer) -> ByteLevel | None:
 def _latin_1() -> dict[int, int]:
     """Return the byte, as a Latin-1 character, of each character of GPT-2's alphabet.
 
-    Printable bytes are their own characters, the others have characters from U+0100 on. Other characters below that
+    Printable bytes are their own characters; the others have characters from U+0100 on. Other characters below U+0100
     map to U+FFFF, which is not Latin-1.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 def encode_pair(tokenizer: Tokenizer, first: str, second: str, longest: int | None) -> tuple[tuple[int, ...], int]:
     """Return the ids of both texts and where the second one's begin; if it has no tokens, the number of ids.
 
-    Above `longest` ids the longer text is truncated first until all fit, as in transformers' longest_first.
+    If there are more than `longest` ids, the longer text is truncated first, as in transformers' longest_first.
     """
     encodings = tokenizer.encode_batch([first, second], add_special_tokens=False)
     if longest is not None:

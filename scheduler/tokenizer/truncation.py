@@ -6,7 +6,7 @@ _ALL_THAT_FITS = -1
 
 
 def truncate_prompt(token_ids: tuple[int, ...], keep: int | None, *, room: int, side: str = "left") -> tuple[int, ...]:
-    """Return `keep` of the ids (truncate_prompt_tokens), for -1 the `room` that fit, for None all of them.
+    """Return as many of the ids as `keep` (truncate_prompt_tokens) says: -1 is as many as fit (`room`), None is all.
 
     `side` is the side that is cut: left keeps the last ids, right the first. `room` is how many tokens of the model's
     maximum context length the output leaves. Raises InvalidRequest for 0, and for values below -1 or above `room`.

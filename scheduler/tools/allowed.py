@@ -9,7 +9,8 @@ from wire.errors import InvalidRequest
 
 
 def narrowed_chat(tools: Sequence[Tool], choice: Any) -> tuple[tuple[Tool, ...], Any]:
-    """Return the tools that a chat's `tool_choice` allows, and its mode as the choice; any other choice unchanged.
+    """Return the tools that a chat's `allowed_tools` allows, and its mode as the new choice; for other choices, both
+    are unchanged.
 
     Raises InvalidRequest with the path of the field.
     """

@@ -37,7 +37,7 @@ def check_schema(schema: Any, path: str) -> None:
         reference = part.get("$ref", "#")
         if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
             raise InvalidRequest(
-                f"{where}.$ref is {str(reference)[:100]!r}; it must be within the schema, as #/$defs/name",
+                f"{where}.$ref is {str(reference)[:100]!r}; it must be within the schema, such as #/$defs/name",
                 f"{where}.$ref",
             )
         _follow(schema, part, f"{where}.$ref", followed)

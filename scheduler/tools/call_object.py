@@ -16,7 +16,7 @@ class CallObject:
     """The form of such calls: `keys` are the names that the arguments may have.
 
     If a `marker` or too much text comes before the arguments, the object is not a call of this form.
-    With `reads_text` arguments written as a JSON string are the text in it, and null means none.
+    With `reads_text`, arguments written as a JSON string are the text in the string, and null means no arguments.
     """
 
     def __init__(self, *keys: str, marker: str | None = None, reads_text: bool = False) -> None:
@@ -76,7 +76,7 @@ class CallObject:
 
 def _decoded(text: str) -> Any:
     """Return a JSON value, None if it is invalid; half of a surrogate pair, or a number out of range, is valid."""
-    import orjson  # not with the flags, which list the formats: tables are checked before heavy imports
+    import orjson  # late: the flags import this module to list the formats, before heavy imports
 
     try:
         return orjson.loads(text)

@@ -46,7 +46,7 @@ class CallReader:
         self.is_over = False
         self.num_calls = 0
         self.parsed = ParsedText()
-        self._pending: list[str] = []  # content if more content follows it, or no call
+        self._pending: list[str] = []  # content if other content follows, or if no call does
         self._has_content = False
         self._has_begun = False
         self._has_arguments = False
@@ -126,7 +126,7 @@ class CallReader:
         return self.until(markers, self.content)
 
     def taken_until(self, markers: Markers, limit: int | None = None) -> Steps[tuple[str, str]]:
-        """Return the text up to a marker, and the marker: "" at the end of the text, or if `limit` has no marker."""
+        """Return the text up to a marker, and the marker: "" at the end of the text, or without one within `limit`."""
         taken: list[str] = []
         marker = yield from self.until(markers, taken.append, limit)
         return "".join(taken), marker

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """The form of tools in one API: the body's field, and below a tool the paths of its function and of its schema.
+    """The form of tools in one API: the body's field, and within a tool the paths of its function and its schema.
 
     `kind` is the only type that tools may have, None if they have none. With `needs_schema` each has a schema.
     """
@@ -61,7 +61,7 @@ def tools_in(form: ToolForm, given: Any) -> tuple[Tool, ...]:
     if not isinstance(given, list) or not given:
         raise InvalidRequest(f"{field} must be a list of at least one tool, or be left out", field)
     if len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"{field} has {len(given)} entries; at most {MAX_TOOLS} are allowed", field)
+        raise InvalidRequest(f"{field} has {len(given)} entries, but the limit is {MAX_TOOLS}", field)
     read = tuple(_tool(one, at, form) for at, one in enumerate(given))
     _check_names(form, [tool["function"]["name"] for tool in read])
     return read

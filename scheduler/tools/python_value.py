@@ -114,7 +114,7 @@ def _read_items(reader: CallReader, write: Sink, bracket: str, level: int) -> St
 
 
 def _key(literal: str) -> str | None:
-    """Return the key of an object for a value's JSON, None for a list or an object."""
+    """Return a value's JSON as the key of an object, None for a list or an object."""
     if literal.startswith(("[", "{")):
         return None
     return literal if literal.startswith('"') else f'"{literal}"'
@@ -131,7 +131,7 @@ def _read_text(reader: CallReader, write: Sink, quote: str, prefix: str) -> Step
     while (marker := (yield from reader.until(ends, lambda text: write(_inside(text))))) and marker != quote:
         if marker != "\\":
             yield from reader.waited(1)
-            if reader.next_sign != marker:  # a placeholder
+            if reader.next_sign != marker:  # a placeholder of an f-string
                 reader.text = marker + reader.text
                 return False
             reader.text = reader.text[1:]

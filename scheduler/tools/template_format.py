@@ -16,7 +16,7 @@ _SIGNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def format_of_template(template: str | None) -> str | None:
-    """Return the name of the one format whose texts a template has, None without one or with several."""
+    """Return the name of the format whose texts a template has; None if it has those of no format or of several."""
     if template is None:
         return None
     found = [

@@ -127,7 +127,7 @@ def _number(text: str, types: frozenset[str]) -> str | None:
 
 
 def _is_json(text: str) -> bool:
-    import orjson  # not with the flags, which list the formats: tables are checked before heavy imports
+    import orjson  # late: the flags import this module to list the formats, before heavy imports
 
     try:
         orjson.loads(text)

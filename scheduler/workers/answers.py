@@ -50,7 +50,7 @@ class SequenceStream:
     def end(self) -> None:
         """Check that the stream was complete. Raises InstanceLost."""
         if not self.finished:
-            raise InstanceLost(f"its stream ended after {self._index} tokens without a finish reason")
+            raise InstanceLost(f"its stream ended without a finish reason (output tokens: {self._index})")
 
     def _take(self, data: bytes, tokens: list[TokenOutput]) -> None:
         try:
@@ -75,7 +75,7 @@ class SequenceStream:
         if reason is not None and reason not in _FINISHES:
             raise InstanceLost(f"it ended the sequence with {reason!r}")
         if reason is not None and choice.get("stop_reason") == _GIVEN_UP:
-            raise NoCapacity(f"it gave the sequence up after {self._index} tokens: others need its KV blocks")
+            raise NoCapacity(f"it gave the sequence up (output tokens: {self._index}): others need its KV blocks")
         for at, token_id in enumerate(ids):
             index, self._index = self._index, self._index + 1
             if index < len(self._delivered):
@@ -100,11 +100,11 @@ class SequenceStream:
     def _compare(self, index: int, token_id: int) -> None:
         if self._delivered[index] != token_id:
             has = self._delivered[index]
-            raise OutputDiffers(f"generated again, token {index} of the output is {token_id}, but the client has {has}")
+            raise OutputDiffers(f"token {index} of the regenerated output is {token_id}, but the client has {has}")
 
 
 def kv_transfer_params(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the reference to the KV that a prefill holds. Raises HandoffFailed where it holds none.
+    """Return the reference to the KV that a prefill holds. Raises HandoffFailed if it holds none.
 
     It is passed on unchanged, less `remote_prefill_cached_tokens`: vLLM's decode worker would report that number as its
     own cached tokens, which hides whether it fetched the KV (vllm.v1.engine.output_processor, from_new_request).
@@ -134,7 +134,7 @@ def prompt_logprobs(answer: dict[str, Any], prompt: PromptState) -> PromptLogpro
         holder, ids = answer, answer.get("prompt_token_ids") or ()
     found, wanted = holder.get("prompt_logprobs") or (), prompt.params.prompt_logprobs or 0
     if len(found) != len(ids):
-        raise InternalError(f"its answer has {len(found)} log probabilities for the {len(ids)} tokens of the prompt")
+        raise InternalError(f"the prompt has {len(ids)} tokens, but its answer has log probabilities of {len(found)}")
     tokens = [_scored(one, token_id, wanted) for one, token_id in zip(found, ids, strict=True)]
     return PromptLogprobs(prompt.prompt_id, 0, tuple(tokens))
 

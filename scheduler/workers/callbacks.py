@@ -72,7 +72,7 @@ class Callbacks:
     """Owner of the listener, which is opened at the first use, and of the expected callbacks."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen on a free port where `port` is 0; `host` is an address that decode workers reach."""
+        """`port` 0 is any free port; `host` is an address that decode workers reach."""
         self._host = host
         self._port = port
         self._expected: dict[str, Callback] = {}

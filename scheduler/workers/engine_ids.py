@@ -32,7 +32,7 @@ class EngineIds:
             self._owners[engine_id] = owner = address
         if owner != address:
             raise HandoffFailed(
-                f"its engine_id {engine_id[:80]} is also that of {owner}, whose KV decode would read: give each worker "
+                f"its engine_id {engine_id[:80]} is also that of {owner}, whose KV would be read: give each worker "
                 "its own in --kv-transfer-config"
             )
         earlier = self._ids.pop(address, engine_id)

@@ -24,7 +24,7 @@ class AnswerCut(ConnectionError):
     """The connection closed before the end of the answer. `is_empty`: before its first byte."""
 
     def __init__(self, *, is_empty: bool) -> None:
-        super().__init__("the connection closed before its answer" + ("" if is_empty else " was complete"))
+        super().__init__("the connection closed before the answer" + ("" if is_empty else " was complete"))
         self.is_empty = is_empty
 
 
@@ -81,7 +81,7 @@ class HttpConnection(asyncio.Protocol):
         return self._is_idle and not self._transport.is_closing()
 
     async def exchange(self, request: bytes, answer: HttpAnswer, more: Iterable[bytes] = ()) -> None:
-        """Send a request and pass on its whole answer. Cancelling closes the connection, which aborts it on the worker.
+        """Send a request and pass on its whole answer. Cancelling closes the connection, and so aborts the request.
 
         `more` parts of the body are generated as the peer reads them. Raises ConnectionError, and what `answer` raises.
         """

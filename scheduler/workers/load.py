@@ -31,7 +31,7 @@ class KvCache:
 class WorkerLoad:
     """A worker's load. `num_fetching` of its waiting requests have blocks, and wait for KV; None if not reported.
 
-    vLLM 0.33 reports that of decode workers, 0.26 does not. NixlConnector counts on prefill how often KV was held in
+    vLLM 0.33 reports it for decode workers, 0.26 does not. NixlConnector counts on prefill how often KV was held in
     vain to the end of its lease (`expired`), and how often decode workers finished reading after that (`read_late`).
     """
 

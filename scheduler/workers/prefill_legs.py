@@ -49,8 +49,8 @@ class PrefillLegs:
     async def hold(self, prompt: PromptState) -> None:
         """Compute the prompt; if decode can get its request meanwhile, first emit what decode needs.
 
-        It cannot if log probabilities of the prompt are requested: they precede any token. Nor with several sequences:
-        while one streams, nothing would show that another's KV never arrives.
+        Decode cannot if log probabilities of the prompt are requested: they precede any token. Nor can it with several
+        sequences: while one streams, nothing would show that another's KV never arrives.
         """
         check_prompt(prompt)
         if (abandoned := sum(self._uncancelled.values())) > self._max_abandoned_tokens:  # placement's limit too
@@ -91,7 +91,7 @@ class PrefillLegs:
         self._emit(HandedOff(prompt.prompt_id, times))
 
     async def score(self, prompt: PromptState) -> dict[str, Any] | None:
-        """Compute the prompt for its log probabilities alone; None if they are not requested, or known."""
+        """Compute the prompt for its log probabilities alone; None if they are not requested, or already known."""
         if prompt.params.prompt_logprobs is None or prompt.outputs:
             return None
         answer = await self._post(prompt, score_body(self._model, prompt), new_request_id(), len(prompt.token_ids))

@@ -21,10 +21,10 @@ _MAX_STEP_S = 2.0
 class Leg(AbstractContextManager["Leg"]):
     """One request on the worker: how long it has been silent, and its `num_tokens` to compute or to fetch first.
 
-    A leg that `receives` waits for another worker's prefill before its first answer; with `has_images` images are also
+    A leg that `receives` waits for another worker's prefill before its first answer; with `has_images`, images are also
     encoded before it. That answer must come before `until`, by the clock: later, decode may have read blocks that hold
-    another prompt's KV. Until `reserved` is set, if given, the worker has not allocated blocks. Runs as a block in one
-    task, which raises the reason once the request was ended.
+    another prompt's KV. Until `reserved` is set, if given, the worker has not allocated blocks. Used as a `with` block
+    in one task: if the request is ended, the block raises the reason.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Leg(AbstractContextManager["Leg"]):
 
     def end(self) -> None:
         """End the request, which has been silent for too long. Idempotent."""
-        self._end(InstanceLost(f"no answer for {self.silent_s:.1f} s, {self.num_tokens} tokens to compute or fetch"))
+        self._end(InstanceLost(f"no answer for {self.silent_s:.1f} s (tokens to compute or fetch: {self.num_tokens})"))
 
     def end_late(self, now: float) -> None:
         """End the request if its first answer would come too late. Idempotent."""
@@ -113,14 +113,14 @@ class Progress:
         self, num_tokens: int, *, receives: bool = False, has_images: bool = False, until: float | None = None,
         reserved: asyncio.Event | None = None,
     ) -> Leg:  # fmt: skip
-        """Return one request to watch. Raises the reason why it was ended: silence, or KV no longer held."""
+        """Return one request to watch; its block raises why the request was ended: silence, or KV no longer held."""
         return Leg(
             self._legs, self._rates, self._clock, num_tokens, receives=receives, has_images=has_images, until=until,
             reserved=reserved,
         )  # fmt: skip
 
     def judged(self, load: LoadSnapshot, num_fetching: int | None = None) -> LoadSnapshot:
-        """Return the load with the worker's progress as observed here; end the requests that it has lost.
+        """Return the load with the worker's progress as observed here; end the requests that the worker has lost.
 
         Silence means nothing while requests wait in the worker's queue or for another worker's prefill. Those that have
         blocks and wait for their KV (`num_fetching`, if the worker reports that) do not count as waiting here, although

@@ -1,4 +1,4 @@
-"""Prove a pair of workers: through it, a prompt must be answered as by its decode worker alone.
+"""Prove a pair of workers: it must answer a prompt as its decode worker alone does.
 
 Both answers come from the same process, so they differ only by rounding, unless the KV was read from the wrong place.
 """
@@ -25,7 +25,7 @@ _MOST_AT_ONCE = 8
 class Position:
     """One output position: the token, its log probability, and those of the likeliest tokens.
 
-    A token is its id, or its text where a server names none: servers write the text of a partial character differently.
+    A token is its id, or its text if a server sends no id: servers write the text of a partial character differently.
     """
 
     token: int | str | None
@@ -68,7 +68,7 @@ def proof_request(prompt: tuple[int, ...], timeout_s: float) -> GenerationReques
 def difference(alone: Sequence[TokenOutput], through: Sequence[TokenOutput], by: str = "alone") -> str | None:
     """Return how two answers differ by more than rounding; None if they do not. `by` describes the first one."""
     if len(alone) != len(through):
-        return f"{len(through)} tokens, but {len(alone)} {by}"
+        return f"the number of tokens is {len(through)}, but {len(alone)} {by}"
     for one, other in zip(alone, through, strict=True):
         if one.logprobs is None or other.logprobs is None:
             return f"token {one.index} has no log probabilities"

@@ -139,7 +139,7 @@ def _packed(prompt: PromptState, body: dict[str, Any]) -> Body:
 
 
 def _parameters(prompt: PromptState, sequence: int) -> dict[str, Any]:
-    """Return all parameters that a worker would otherwise take from the model's generation_config.json, and others."""
+    """Return the parameters, including all that a worker would otherwise take from generation_config.json."""
     params = prompt.params
     body: dict[str, Any] = {name: getattr(params, name) for name in _ALWAYS}
     body["ignore_eos"] = True  # the ids that end a sequence are all in stop_token_ids

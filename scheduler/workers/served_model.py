@@ -22,9 +22,9 @@ class ServedModel:
 async def find_served_model(
     urls: Sequence[str], api_key: str, can_serve: Callable[[Collection[str]], bool]
 ) -> ServedModel:
-    """Return the model of the first workers that can serve it together, else of the first one that answers.
+    """Return the model of the first workers that can serve it together, else of the first worker that answers.
 
-    Raises Unavailable with each one's reason.
+    Raises Unavailable with each worker's reason.
     """
     found: dict[str, ServedModel] = {}
     reasons = []

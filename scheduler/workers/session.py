@@ -88,7 +88,7 @@ class WorkerSession:
         """`http` is closed with the session; `read_load` takes a timeout in seconds, and raises a PdserveError.
 
         `expect` registers a callback of this worker, if decode workers get the first request; `transfer` is HeldKv by
-        default. `engine_ids` has the ids of all workers; this one's is registered by its `address`.
+        default. `engine_ids` has the ids of all workers; this worker's is registered by its `address`.
         """
         self._description = description
         self._model = model
@@ -217,7 +217,7 @@ class WorkerSession:
         """Generate all sequences that need more tokens; with `reserved`, no token may come before that is set."""
         sequences = unfinished(prompt)
         if len(requests) != len(sequences):
-            raise InternalError(f"{len(requests)} references for {len(sequences)} sequences")
+            raise InternalError(f"the number of references is {len(requests)}, but of sequences {len(sequences)}")
         if len(sequences) == 1:
             await self._generate_one(prompt, sequences[0], requests[0], reserved)
             return
@@ -260,7 +260,7 @@ class WorkerSession:
         if request.params and stream.was_recomputed:
             self._progress.prompts_recomputed += 1
             self._recomputed.warning(
-                "prompt_recomputed", f"{self._http.url} computed a prompt although its KV was held for it",
+                "prompt_recomputed", f"{self._http.url} computed a prompt although another worker held its KV",
                 request_id=prompt.request_id, url=self._http.url, prompt_tokens=len(prompt.token_ids),
             )  # fmt: skip
 

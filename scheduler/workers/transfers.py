@@ -2,7 +2,7 @@
 
 HeldKv      NixlConnector, MooncakeConnectorV1   prefill's answer names the blocks that decode reads
 PushedKv    NixlPushConnector                    decode registers with an engine, named by an earlier answer
-MooncakeKv  MooncakeConnector                    the same; the worker's bootstrap server names the engine
+MooncakeKv  MooncakeConnector                    decode requests from an engine, named by a bootstrap server
 """
 
 from collections.abc import Awaitable, Callable
@@ -74,7 +74,7 @@ class PushedKv:
     def early_reference(self, request_id: str) -> dict[str, Any] | None:
         """Return the first answer's reference under this id.
 
-        The first answer's blocks stay in it: a decode worker with NixlConnector refuses them; without any it crashes.
+        It keeps the first answer's blocks: a decode worker with NixlConnector refuses them; without blocks it crashes.
         """
         return None if self._engine is None else self._engine | {"remote_request_id": request_id}
 
@@ -86,7 +86,8 @@ class PushedKv:
                 pass
             case None:  # a decode worker of these versions does not check that both push, and would read old blocks
                 raise HandoffFailed(
-                    "it does not answer that it pushes, as NixlPushConnector before vLLM 0.32: use --connector auto"
+                    "its answer has no transfer_mode, which NixlPushConnector sends from vLLM 0.32 on: "
+                    "use --connector auto"
                 )
             case _:
                 raise HandoffFailed("its connector is not NixlPushConnector: use --connector nixl")

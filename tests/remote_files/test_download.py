@@ -188,7 +188,7 @@ async def test_a_compressed_file_is_not_decompressed(tmp_path: Path) -> None:
 
     words, tries = await _refusal(in_turn(ok(bomb, "Content-Encoding: gzip")), tmp_path / "in")
 
-    assert words.endswith("the file is stored with Content-Encoding 'gzip'; store it as plain text")
+    assert words.endswith("the file is stored with Content-Encoding 'gzip'; store it without one")
     assert tries == 1
 
 
@@ -237,7 +237,7 @@ async def test_a_server_that_is_too_slow_is_given_up(tmp_path: Path, slow: Calla
     words, _ = await _refusal(slow(), tmp_path / "in", SIGNED, HASTY)
 
     # On a slow machine either may be missed first.
-    missed = r"no (answer|next bytes of the answer|further 100 bytes) within 0\.1 s \(tried 3 times\)"
+    missed = r"no (answer|more bytes of the answer|further 100 bytes) within 0\.1 s \(tried 3 times\)"
     assert re.fullmatch(rf"Unavailable: http://\S+/bucket/in\.jsonl\?\(hidden\): {missed}", words)
 
 

@@ -234,7 +234,7 @@ async def test_prefill_that_restarts_is_queried_for_its_engine_again(connector: 
             "nixl-push",
             "nixl-push",
             "0.26.0",
-            "as NixlPushConnector before vLLM 0.32: use --connector auto",
+            "which NixlPushConnector sends from vLLM 0.32 on: use --connector auto",
         ),
         ("nixl-push", "none", "nixl-push", "0.32.0", "it holds no KV for another worker"),
         ("nixl-push", "nixl-push", "none", "0.32.0", ""),

@@ -247,7 +247,7 @@ def refused(role: str, *blocks: Any) -> dict[str, Any]:
         ({"tools": "x"}, "tools"), ({"tools": [{"name": "a"}]}, "tools.0.input_schema"),
         ({"tools": [NOW | {"name": "a b"}]}, "tools.0.name"), ({"tools": [NOW, NOW]}, "tools.1.name"),
         ({"tools": [NOW | {"name": "a" * 129}]}, "tools.0.name is"), ({"tools": [NOW | {"type": ""}]}, "tools.0.type"),
-        ({"tools": [NOW | {"name": f"f{at}"} for at in range(1000)]}, "tools has 1000 entries; at most 128"),
+        ({"tools": [NOW | {"name": f"f{at}"} for at in range(1000)]}, "tools has 1000 entries, but the limit is 128"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tools": [NOW | {"input_schema": {"type": "x"}}]}, "tools.0.input_schema.type"),
         ({"tools": [NOW]}, "tool_choice"), ({"tool_choice": {"type": "any"}}, "tool_choice"),

@@ -88,7 +88,7 @@ async def test_a_stream_arrives_whole_however_its_bytes_are_cut(size: int) -> No
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        (b"", InstanceLost, "closed before its answer"),
+        (b"", InstanceLost, "closed before the answer"),
         (HEAD + b"9\r\ndata: 1\n\n\r\n<", InstanceLost, "not HTTP|was complete"),
         (HEAD + b"9\r\ndata<", InstanceLost, "was complete"),
         (b"SSH-2.0-OpenSSH_9.6\r\n<", InstanceLost, "not HTTP"),
@@ -147,7 +147,7 @@ async def test_a_closed_idle_connection_costs_a_get_nothing() -> None:
             assert await http.get_json("/metrics", 5.0) == {}
         assert (script.num_connections, len(script.requests)) == (2, 3)
         assert await http.get_json("/metrics", 5.0) == {}
-        with pytest.raises(InstanceLost, match="closed before its answer"):  # a POST may have been executed
+        with pytest.raises(InstanceLost, match="closed before the answer"):  # a POST may have been executed
             await http.post_json("/v1/completions", b"{}", {})
 
 

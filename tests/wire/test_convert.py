@@ -297,7 +297,7 @@ def test_a_list_that_is_too_long_is_refused_with_its_length(field: str, entry: A
 def test_a_token_id_over_32_bits_is_refused_with_its_value(field: str, token_id: int) -> None:
     entries: Any = {"bad_words": ((5, token_id),), "logit_bias": ((5, 1.0), (token_id, 1.0))}
 
-    with pytest.raises(InvalidRequest, match=rf"{field} has token id {token_id}, but must be at most 2147483647"):
+    with pytest.raises(InvalidRequest, match=rf"{field} has token id {token_id}, but each must be in \[-2147483647, "):
         check_params(SamplingParams(5, **{field: entries.get(field, (5, token_id))}))
 
 
@@ -412,7 +412,7 @@ def test_a_reserve_without_tokens_is_refused() -> None:
 def test_outputs_for_some_sequences_only_are_refused() -> None:
     state = PromptState("r/0", "r", (1,), SamplingParams(max_tokens=1, n=3), ((4,),))
 
-    with pytest.raises(InvalidRequest, match="1 outputs for 3 sequences"):
+    with pytest.raises(InvalidRequest, match="the number of outputs is 1, but must be that of sequences, 3"):
         read_prompt(describe_prompt(state))
 
 

@@ -5,7 +5,7 @@
     <|start|>assistant<|channel|>final<|message|>It is cold.<|return|>
 
 Content is the text of the channel final, and of commentary without a recipient. The thinking of the channel analysis is
-left out, unless a reasoning parser has read it before. A header that is cut is left out too.
+left out, unless a reasoning parser has read it before. A header that is cut off is left out too.
 """
 
 import re
