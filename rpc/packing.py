@@ -12,7 +12,7 @@ _Message = TypeVar("_Message", pb.CommandMessage, pb.EventMessage)
 
 
 def pack(messages: Sequence[_Message]) -> list[_Message]:
-    """Return the messages packed into as few as possible, in order: the first of each has the later ones in `more`."""
+    """Return the messages packed into as few as possible, in order: `more` of a packed message has those after it."""
     if len(messages) < 2:
         return list(messages)
     packed: list[_Message] = []

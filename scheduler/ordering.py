@@ -82,7 +82,7 @@ class OrderedScores:
         self._next = 0
 
     def add(self, part: PromptLogprobs) -> PromptLogprobs | None:
-        """Return the unreleased rest of `part`, None if there is none. Raises InternalError if tokens are missing."""
+        """Return the unreleased rest of `part`, or None. Raises InternalError if tokens before it have not arrived."""
         known = self._next - part.start
         if known < 0:
             raise InternalError(f"log probabilities of prompt token {part.start} arrived before those of {self._next}")

@@ -279,8 +279,8 @@ def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Pla
         why = "no token after the first, " if prompt.prefill_only and start.role is Role.PREFILL else ""
         return Plan("local", None, decode.index, f"{decode.name}: {why}{room}")
     reason = (
-        f"{start.name}: {start.outstanding_tokens} tokens outstanding{_cached_note(start, prompt)}; "
-        f"{decode.name}: {decode.sequences} sequences, {room}{_cached_note(decode, prompt)}"
+        f"{start.name}: outstanding tokens: {start.outstanding_tokens}{_cached_note(start, prompt)}; "
+        f"{decode.name}: sequences: {decode.sequences}, {room}{_cached_note(decode, prompt)}"
     )
     return Plan(start.path, start.index, decode.index, reason)
 

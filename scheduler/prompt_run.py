@@ -155,9 +155,9 @@ class PromptRun:
     def open_on(
         self, instance: Instance, on_start: Callable[[], None] = lambda: None, *, generates: bool = True
     ) -> PromptOnInstance:
-        """Receive an instance's events; leaving the result's `with` block ends the prompt on it.
+        """Receive an instance's events; leaving the result's `with` block ends the prompt on the instance.
 
-        `on_start` is called before its first token. Raises InvalidRequest if the instance would not see the images.
+        `on_start` is called before the first token. Raises InvalidRequest if the instance would not see the images.
         """
         if self.state.chat is not None and not self.state.images and instance.description.worker is None:
             raise InvalidRequest(f"the prompt has an image, but {instance} takes text only", "messages")
@@ -311,8 +311,8 @@ class PromptRun:
     def _next_check(self) -> float:
         """Return when to check again whether the prompt has waited too long; a time in the past if it has.
 
-        Before the first token, the prompt is checked at least every `stall_timeout_s`: this limit applies from the
-        first token on, which then need not wake the path to set it.
+        Before the first token, the prompt is checked at least every `stall_timeout_s`. That limit starts with the first
+        token, which then need not wake the path.
         A sequence that a full pool preempted waits for blocks on a working instance, and a prompt being recomputed by
         another instance sends nothing until it is done: both get as long as a first token, since the instance's own
         progress is checked separately.

@@ -226,7 +226,7 @@ class Registry:
         return Unavailable(f"no path can serve this now; missing: {missing}")
 
     def gaps(self) -> list[KvGap]:
-        """Return the pairs of living instances that should be able to hand off prompts and cannot."""
+        """Return the pairs of living instances that should be able to hand off prompts but cannot."""
         return [gap for gap in self._all_gaps() if gap.kind is not GapKind.OTHER_ENGINE]
 
     def _all_gaps(self) -> list[KvGap]:
@@ -276,7 +276,7 @@ class Registry:
     def refuse(self, expected: ExpectedInstance, error: Incompatible) -> None:
         """Raise `error` if the scheduler was never ready, else log it.
 
-        A worker of another engine that does not fit is only logged in any case while others can still serve.
+        Even before that, an incompatible worker of another engine is only logged while other workers can still serve.
         """
         can_serve = expected.is_worker and self._worker_groups.can_serve(self._unknown_roles())
         if not self.was_ready and not can_serve:

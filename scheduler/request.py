@@ -23,7 +23,7 @@ from wire.types import (
 
 @cheap_dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One validated request. `prompts[i]` are token ids; all prompts have the same `params`, and each is placed alone.
+    """One validated request. `prompts[i]` are token ids; all prompts have the same `params`, but are placed separately.
 
     `params.seed` and `params.max_tokens` are set; `seeds`, if given, has one per prompt instead. Timeouts are
     in seconds: to the first token, and without progress. `poolings`, if given, has one per prompt: then nothing is

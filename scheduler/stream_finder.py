@@ -1,7 +1,7 @@
 """Adopt streams: those of another scheduler that a client resumes, and our own after a lost session.
 
 client's GET --Adopt--> every instance --Adopted--> Adoption --hand_over--> PromptRun
-lost session --Adopt(our epoch)--> the instance, once it is back --Adopted--> the same
+lost session --Adopt(our epoch)--> the instance, once it is back --Adopted--> Adoption, as above
                                                                  --StreamMoved--> our client's stream is ended
 """
 

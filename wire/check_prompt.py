@@ -164,7 +164,8 @@ def _check_thinking(thinking: Thinking) -> None:
     check_ids("thinking", (start, end))
     _refuse((
         ("thinking_token_budget", budget, budget is None or 0 <= budget <= MAX_COUNT, f"in [0, {MAX_COUNT}]"),
-        ("the end of the thinking", end, start >= 0 and end >= 0 and start != end, f"0 or more, like its start ({start}), and another token"),
+        ("the end of the thinking", end, start >= 0 and end >= 0 and start != end,
+         f"0 or more, like its start ({start}), and another token"),
         ("num_before", thinking.num_before, 0 <= thinking.num_before <= MAX_COUNT, f"in [0, {MAX_COUNT}]"),
     ))  # fmt: skip
 

@@ -29,7 +29,7 @@ class InstanceDescription:
     """The properties of an instance, fixed for the life of its process (`epoch` is random per process).
 
     `kv_digests`: whether it requires a digest of every KV frame; a link omits them only if neither end requires them.
-    `kv_transports` lists the transports used by default or named, best first: `shm` if offered, else `shm: reason`.
+    `kv_transports` lists the default or configured transports, best first: `shm` if offered, else `shm: reason`.
     `reuse_decoded`: whether a later prompt finds the KV of outputs that the instance generated.
     `worker` is set for workers of other engines, whose other properties are mostly unknown; no instance sends it.
     """

@@ -181,7 +181,7 @@ class PoolLayout:
 def describe_difference(mine: Sequence[KvTensor], theirs: Sequence[KvTensor]) -> str | None:
     """Describe the first difference of two models' tensors with both values; None if there is none.
 
-    Any such difference is incompatible; compatible ones (ranks, block size) are not part of a tensor.
+    Any such difference makes two instances incompatible; ranks and block size, which may differ, are not compared.
     """
     counts = f"KV tensors: {len(mine)} here, {len(theirs)} there; " if len(mine) != len(theirs) else ""
     for layer in sorted({tensor.layer for tensor in (*mine, *theirs)}):

@@ -104,7 +104,7 @@ class Cancel:
 
 @cheap_dataclass(frozen=True, slots=True)
 class Adopt:
-    """Own a stream that this instance decodes from now on, even if another session owns it.
+    """From now on, own a stream that the instance decodes, even if another session owns it.
 
     Answered by Adopted and a Step with the tokens that the instance has generated, or by Refused with UnknownStream,
     also for another `tenant`. With `owner_epoch` only a stream of that epoch is adopted, else StreamMoved is the error.

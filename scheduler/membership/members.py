@@ -16,8 +16,8 @@ _log = EventLogger("registry")
 class Members:
     """Owner of the members. A removed member keeps its session until its last prompt has ended.
 
-    `change` starts a task for each new member, once no leaving member uses its address. It drains each removed member,
-    whose session is then closed and whose task ends, unless the member is back in the table before the session closes.
+    `change` starts a task for each new member, once no leaving member uses its address, and drains each removed member.
+    After the drain, the member's session is closed and its task ended, unless the member is back in the table by then.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Members:
             self._group = None
 
     def change(self, expected: Sequence[ExpectedInstance]) -> None:
-        """Replace the members by these, in this order; entries with the same index are the same member."""
+        """Replace the members with these, in this order; entries with the same index are the same member."""
         before = {member.expected.index: member for member in (*self.leaving, *self.current)}
         after = [self._find_unchanged(before.get(entry.index)) or self._add_member(entry) for entry in expected]
         gone = [member for member in self.current if member not in after]

@@ -1,4 +1,4 @@
-"""One member for each data-parallel rank of a worker: its entry of the table is rank 0, and the others are added.
+"""One member for each data-parallel rank of a worker: its entry in the table is rank 0, and the other ranks are added.
 
 The number of ranks is known once the worker has been described, and may have changed when the worker comes back.
 """

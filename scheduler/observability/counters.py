@@ -109,7 +109,7 @@ class SchedulerCounters:
 
     @property
     def finished_reasons(self) -> dict[str, int]:
-        """The number of finished sequences for each reason, including those with none."""
+        """The number of finished sequences for each reason; 0 for a reason that has not occurred."""
         return {reason: self.reasons[reason] for reason in REASONS}
 
     def _make_histogram(self, row: MetricRow) -> BucketHistogram:

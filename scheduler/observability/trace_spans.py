@@ -3,13 +3,15 @@
 request  |--------------------------------------------------------|
   queue          |--|
   reserve           |-|
-  encode              |---|                 of its images
-  prefill             |----------|          for each prompt, consecutive from when the request was dispatched
+  encode              |---|
+  prefill                 |------|
   send                           |--|
   first_step                        |--|
-  decode                         |-----------------------------|   from the first to the last token
+  decode                         |-----------------------------|
 
-Each stage has the duration measured where it ran. Only the scheduler's clock determines when a trace begins.
+`queue` to `first_step` are the stages of one prompt: those that it had, one after another from when the request was
+dispatched, each with the duration measured where it ran. `encode` is the wait for the embeddings of its images.
+`decode` lasts from the request's first token to its last. Only the scheduler's clock determines when a trace begins.
 """
 
 from collections.abc import Callable, Iterator

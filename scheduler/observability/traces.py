@@ -19,7 +19,7 @@ _log = EventLogger("traces")
 
 
 class Traces:
-    """Owner of the exporter. `wall_ns` is nanoseconds since 1970."""
+    """Owner of the exporter. `wall_ns` returns the nanoseconds since 1970."""
 
     def __init__(
         self, exporter: SpanExporter, *, model: str, wall_ns: Callable[[], int] = time.time_ns,

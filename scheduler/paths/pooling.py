@@ -17,9 +17,9 @@ class PoolingPath:
         self._on_output = on_output
 
     async def run(self, prompt: PromptRun) -> None:
-        """Run the prompt until its vector or score. Raises the error that ended it."""
+        """Run the prompt until its vector or score has arrived. Raises the error that ended it."""
         with prompt.open_on(self._instance) as on_instance:
-            prompt.enter(f"in pooling on {self._instance}")
+            prompt.enter(f"being pooled on {self._instance}")
             on_instance.post(Generate(prompt.state))
             self._instance.in_flight.prefill_sent(prompt.prompt_id)
             while True:

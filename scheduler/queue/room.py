@@ -31,7 +31,7 @@ class QueueRoom:
             del self._prompts[tenant], self._tokens[tenant]
 
     def refusal(self, tenant: str, num_prompts: int, num_tokens: int) -> tuple[str, str] | None:
-        """Return why these prompts cannot wait, and by which limit; None if they can. An empty queue accepts all."""
+        """Return why these prompts cannot wait and the limit exceeded, None if they can. An empty queue accepts all."""
         prompts, tokens = self.num_prompts + num_prompts, self.num_tokens + num_tokens
         max_prompts, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
         if not self.num_prompts:

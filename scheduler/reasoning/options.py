@@ -29,12 +29,12 @@ class ReasoningOptions:
         return ReasoningParser(self.text_format, self.begin, has_calls=self.has_calls, keeps_all=keeps_all)
 
     def without_thinking(self) -> "ReasoningOptions":
-        """Return the options of answers that are content, whatever they contain."""
+        """Return the options for answers that are all content, whatever they contain."""
         plain = dataclasses.replace(self.text_format, in_content=())
         return dataclasses.replace(self, text_format=plain, begin=ReasoningState.CONTENT)
 
     def before_form(self) -> "ReasoningOptions":
-        """Return the options of answers whose content is structured: no marker counts in it."""
+        """Return the options for answers whose content is structured: no marker counts in it."""
         plain = dataclasses.replace(self.text_format, in_content=())
         begin = ReasoningState.UNDECIDED if self.begin is ReasoningState.CONTENT else self.begin
         return dataclasses.replace(self, text_format=plain, begin=begin, has_calls=False)
@@ -48,7 +48,7 @@ def is_switched_off(text_format: ReasoningFormat, variables: Mapping[str, Any]) 
 
 @dataclass(frozen=True, slots=True)
 class PromptEnd:
-    """What a prompt ends with: THINKING with `num_tokens` of it, CONTENT after thinking, or neither (`state` None)."""
+    """What a prompt ends with: open thinking, `num_tokens` long so far, or closed thinking; `state` None: neither."""
 
     state: ReasoningState | None = None
     num_tokens: int = 0

@@ -12,7 +12,7 @@ END_S = 15.0
 
 
 class BackgroundRun:
-    """One running response; `head` is its object before the first token. `events` is None if none may be followed."""
+    """One running response; `head` is its object before the first token. `events`: None if not to be followed."""
 
     def __init__(self, head: Mapping[str, Any], *, streams: bool) -> None:
         self.started = self.done = False

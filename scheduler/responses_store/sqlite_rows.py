@@ -136,7 +136,7 @@ class SqliteRows:
             self._delete("id = ?", response_id)
 
     def drop_expired(self) -> None:
-        """Delete what has outlived its time."""
+        """Delete the expired responses."""
         self._fail_lost()
         with self._transaction():
             self._drop_expired()

@@ -37,7 +37,7 @@ class SqliteStore:
     async def open(
         cls, path: Path, limits: StoreLimits, clock: Callable[[], float] = time.time, *, timeout_s: float = TIMEOUT_S,
     ) -> Self:  # fmt: skip
-        """Open the file, or create it. Raises ConfigError if it cannot be used, as while another process uses it."""
+        """Open the file, or create it. Raises ConfigError if it is unusable or another process uses it."""
         store = cls(timeout_s)
         try:
             store._rows = rows = await store._thread.call(

@@ -58,7 +58,7 @@ class ChatSettings:
     def _check_template(self, template: str) -> None:
         if not self.trust_request_template:
             raise InvalidRequest(
-                "chat_template_not_allowed: this server accepts no templates in requests, the default with API keys; "
+                "chat_template_not_allowed: this server accepts no templates in requests (the default with API keys); "
                 "--trust-request-chat-template allows them",
                 "chat_template",
             )

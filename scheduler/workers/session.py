@@ -217,7 +217,7 @@ class WorkerSession:
         """Generate all sequences that need more tokens; with `reserved`, no token may come before that is set."""
         sequences = unfinished(prompt)
         if len(requests) != len(sequences):
-            raise InternalError(f"the number of references is {len(requests)}, but of sequences {len(sequences)}")
+            raise InternalError(f"the number of references is {len(requests)}, but that of sequences {len(sequences)}")
         if len(sequences) == 1:
             await self._generate_one(prompt, sequences[0], requests[0], reserved)
             return

@@ -2,7 +2,7 @@
 
 HeldKv      NixlConnector, MooncakeConnectorV1   prefill's answer names the blocks that decode reads
 PushedKv    NixlPushConnector                    decode registers with an engine, named by an earlier answer
-MooncakeKv  MooncakeConnector                    decode requests from an engine, named by a bootstrap server
+MooncakeKv  MooncakeConnector                    decode requests KV from the engine that the bootstrap server names
 """
 
 from collections.abc import Awaitable, Callable

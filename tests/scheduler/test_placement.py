@@ -255,7 +255,7 @@ def test_the_reason_names_the_cached_tokens() -> None:
     plan = place([prefill(0), decode(1)], PromptFacts(100, 50, known={0: 64, 1: 96}))
 
     assert plan is not None
-    assert "prefill-0: 0 tokens outstanding, 64 of 100 prompt tokens cached;" in plan.reason
+    assert "prefill-0: outstanding tokens: 0, 64 of 100 prompt tokens cached;" in plan.reason
     assert plan.reason.endswith("room for the whole sequence, 96 of 100 prompt tokens cached")
 
 

@@ -87,7 +87,7 @@ async def test_a_cancelled_request_leaves_nothing_on_the_instance() -> None:
 async def test_a_missing_answer_fails_at_the_limit_with_a_reason() -> None:
     async with FakeCluster("C").serving() as cluster:
         cluster.instances[0].behaviour.ignores_commands = True
-        with pytest.raises(DeadlineExceeded, match="in pooling on combined-0"):
+        with pytest.raises(DeadlineExceeded, match="being pooled on combined-0"):
             await collect_vectors(cluster.control.dispatch, replace(pooling_request((1, 2)), first_token_timeout_s=1.0))
 
 

@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-A value has the type in the tool's schema, and ends at the first marker of its form. `<tool_call>` may be missing. The
-name begins a call only if a parameter or the end of the call comes next.
+A value has the type in the tool's schema, and ends at the first marker of this format. `<tool_call>` may be missing.
+The name begins a call only if a parameter or the end of the call comes next.
 """
 
 import re
