@@ -23,7 +23,7 @@ AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
 class CheckedSockets:
     """Opens sockets for addresses that the rules allow. It checks the very address that is connected to.
 
-    So neither DNS rebinding, nor a redirect, nor another parser of the URL can bypass it.
+    So neither DNS rebinding, nor a redirect, nor another parser of the URL can bypass the check.
     """
 
     def __init__(self, rules: AddressRules) -> None:

@@ -44,7 +44,7 @@ async def _run_with_retries(attempt: Callable[[], Awaitable[T]], what: str, retr
         except Transient as error:
             failures += 1
             if failures >= retries.tries:
-                raise Unavailable(f"{what}: {error} (tried {failures} times)") from error
+                raise Unavailable(f"{what}: {error} (tried {failures} time{'s' * (failures > 1)})") from error
             jittered = retries.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
             delay_s = max(jittered, min(error.wait_s, retries.max_delay_s))
             _log.info("transfer_retried", url=what, error=str(error), failures=failures, delay_s=round(delay_s, 1))

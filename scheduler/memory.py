@@ -25,7 +25,7 @@ async def give_back_memory(
 ) -> None:
     """Release free memory whenever the process is idle and has grown by 32 MiB since the last time; never returns.
 
-    Only when idle, because it blocks the process for some ten milliseconds.
+    Only when idle, because it blocks the process for about ten milliseconds.
     """
     resident, release = resident or resident_bytes, release or release_free
     before = resident()

@@ -20,7 +20,7 @@ _GOES_ON = 2
 HANDOFF = "handoff"
 """The path of our own instances; workers of other engines have paths of their own."""
 _NEAR = 1.02
-"""Local paths that cost at most this many times as much as the cheapest path are as good as it."""
+"""A local path that costs at most this many times as much as the cheapest path counts as equally good."""
 
 
 @cheap_dataclass(frozen=True, slots=True)

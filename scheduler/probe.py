@@ -31,7 +31,7 @@ _EAGER_ROUND_S = 0.05
 
 
 class PathProbe:
-    """Probes all due pairs, one at a time, and concurrently proves pairs of workers; the requests fit the model."""
+    """Probes all due pairs, one at a time, and concurrently proves pairs of workers; requests fit the model's kind."""
 
     def __init__(self, dispatch: Dispatch, readiness: Readiness, limits: ControlLimits, kind: ModelKind) -> None:
         self._dispatch = dispatch

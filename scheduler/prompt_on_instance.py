@@ -47,7 +47,7 @@ class PromptOnInstance(AbstractContextManager["PromptOnInstance"]):
     """One prompt on one instance; `close` is called at the end of its `with` block.
 
     `started`: the instance has sent a token. `ended`: it has reported, or implied, that it keeps nothing of the prompt.
-    Its steps go to the `owner` directly. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one.
+    Steps go to the `owner` directly. `short_of_blocks`: prompts, perhaps this one, wait for KV blocks on the instance.
     Unless it `generates`, it sends only the first tokens, and only the whole prompt can be cancelled. `owner_epoch` is
     the epoch under which a stream is cancelled.
     """

@@ -118,7 +118,7 @@ class PromptRun:
 
     @property
     def times(self) -> StageTimes:
-        """The known durations, by the last report of each; the counts of cached tokens are the first attempt's."""
+        """The known durations, each as last reported; the counts of cached tokens are the first attempt's."""
         return StageTimes(**self._times)
 
     @property
@@ -250,12 +250,12 @@ class PromptRun:
         self._wakeup.set()
 
     def fail(self, error: Exception) -> None:
-        """Make `next_event` raise `error`; the first one counts."""
+        """Make `next_event` raise `error`; later errors are ignored."""
         self._failure = self._failure or error
         self._wakeup.set()
 
     def answer(self, values: tuple[float, ...]) -> None:
-        """Emit the vector of a prompt with pooling."""
+        """Emit the vector of a pooling prompt."""
         self._sink.vector(self.index, values)
 
     def _take_or_hold(self, on_instance: PromptOnInstance, tokens: list[TokenOutput]) -> list[TokenOutput]:

@@ -1,6 +1,6 @@
 """Whether the cluster can serve: a path accepts new work, and was used recently.
 
-A suspect instance gets no new work: a load balancer sends requests elsewhere, while its streams continue.
+A suspect instance gets no new work: a load balancer sends requests elsewhere, while the instance's streams continue.
 A pair too full for a probe counts as used while it progresses: its own long requests block the probe.
 """
 
@@ -80,7 +80,7 @@ class Readiness:
             self._last_use[plan.pair] = epochs, asyncio.get_running_loop().time()
 
     def unproven(self) -> list[KvGap]:
-        """Return the pairs of living workers that are due to be tried: each at most once in `refused_retry_s`."""
+        """Return the pairs of living workers that are due for a proof: each at most once in `refused_retry_s`."""
         now, wait_s = asyncio.get_running_loop().time(), self._limits.refused_retry_s
         self._tried_at = {tried: at for tried, at in self._tried_at.items() if now - at < wait_s}
         epochs = self._living_epochs()
@@ -88,7 +88,7 @@ class Readiness:
         return [gap for gap in gaps if (epochs.get(gap.sender), epochs.get(gap.receiver)) not in self._tried_at]
 
     def set_proof(self, plan: Plan, why: str | None) -> bool:
-        """Record the result of a pair's proof, None if its answers are equal; return whether it may serve.
+        """Record the result of a pair's proof: `why` its answers differ, or None; return whether the pair may serve.
 
         The proof of a combined worker, compared with our own instances, is recorded the same way.
         """

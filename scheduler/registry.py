@@ -267,7 +267,7 @@ class Registry:
             self._living = None
 
     def _reference(self, expected: ExpectedInstance) -> InstanceDescription | None:
-        """Return the first accepted description to compare with: of an instance, or of a worker of another engine."""
+        """Return the first accepted description to compare with: a worker's for a worker, else an instance's."""
         for index, accepted in sorted(self._accepted.items()):
             if (accepted.worker is not None) == expected.is_worker and (self.was_ready or index != expected.index):
                 return accepted

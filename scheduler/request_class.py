@@ -48,8 +48,8 @@ def _seconds(text: str, key: str, value: str) -> float:
     except ValueError:
         seconds = math.nan
     if key not in _LIMITS or not 0 < seconds <= 3600:
-        why = f"{key}={value}, but it must be ttft or gap with more than 0 and at most 3600 seconds"
-        raise ConfigError(f"--request-classes {text!r}: {why}")
+        wanted = "a number of seconds above 0 and up to 3600" if key in _LIMITS else "ttft or gap"
+        raise ConfigError(f"--request-classes {text!r}: {key}={value} is not {wanted}")
     return seconds
 
 

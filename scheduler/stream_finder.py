@@ -117,7 +117,7 @@ class StreamFinder:
             return answers.adopted[0]
         for refused in answers.refused:
             error = from_name(refused.error, refused.message)
-            if isinstance(error, StreamMoved | UnknownStream):  # it has ended there, and perhaps not by us
+            if isinstance(error, StreamMoved | UnknownStream):  # it has ended there, perhaps by another scheduler
                 raise StreamMoved(f"{instance}: this scheduler's session was lost, and the stream is no longer its own")
         return None
 

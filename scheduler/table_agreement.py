@@ -1,4 +1,4 @@
-"""Log which instances do not use the scheduler's global table: a warning if that lasts, and when it is resolved.
+"""Log which instances do not use the scheduler's global table: a warning if the difference lasts, and its end.
 
 Workers of other engines use no table.
 """

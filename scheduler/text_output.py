@@ -117,7 +117,7 @@ class TextOutput:
                 raise InternalError(f"request {self._request.request_id} ended before all of its choices did")
 
     def emit(self, prompt_index: int, token: TokenOutput) -> bool:
-        """Pass the text that a token completes on; return whether the choice needs more."""
+        """Pass on the text that a token completes; return whether the choice needs more."""
         choice = self._choices[prompt_index * self._num_sequences + token.sequence]
         if choice.finished:
             return False

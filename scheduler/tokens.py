@@ -103,7 +103,7 @@ class Tokens:
         return holders.expand(ids, is_image, images)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL) -> str:
-        """Return the rendered text of a conversation: images are placeholders, and typed placeholders are hidden.
+        """Return the rendered text of a conversation: images are placeholders; placeholders in its texts are hidden.
 
         Raises InvalidRequest, Overloaded, Unavailable.
         """

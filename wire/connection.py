@@ -24,7 +24,7 @@ class Session(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the session; the instance ends all its work."""
+        """End the session; the instance ends all work of the session."""
         ...
 
 

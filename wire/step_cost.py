@@ -1,4 +1,4 @@
-"""What an engine's step costs, as it measures itself: engines size chunks by it, and placement compares paths."""
+"""What a step costs, as the engine measures it: engines size chunks by this cost, and placement compares paths."""
 
 import math
 from dataclasses import dataclass

@@ -56,7 +56,7 @@ class WorkerGroups:
             for _, (_, other) in sorted(self._reported.items()):
                 if _group_of(other) != own and (not complete or _group_of(other) in complete):
                     check_workers(other, described)
-        raise Unavailable("no worker of its version and model with which it could serve has answered yet")
+        raise Unavailable("no other worker of its version and model with which it could serve has answered yet")
 
     def _complete(self, unknown: Collection[Role]) -> set[_Group]:
         """Return the groups that can serve if the members of `unknown` roles belong to them."""

@@ -70,7 +70,7 @@ def without_values(error: BaseException) -> str:
     if isinstance(error, UnknownModel):
         return str(error)
     if isinstance(error, InvalidGrammar):
-        return "invalid structured output; the client got the reason"  # the libraries' messages quote the grammar
+        return "invalid structured output options; the client got the reason"  # libraries' messages quote the grammar
     return _TEMPLATE_WORDS.sub(r"\1", _QUOTED.sub("'…'", str(error)))
 
 

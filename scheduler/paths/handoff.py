@@ -144,7 +144,7 @@ class HandoffPath:
             self._prompt.fail(self._lost_prefill)
 
     async def _on_decode_failed(self, failure: Refused | Failed | SessionLost, on_prefill: PromptOnInstance) -> None:
-        """Handle D's failure. If P's first tokens finished all sequences, they may still be in transit."""
+        """Handle D's failure. If P's first tokens finished all sequences, those tokens may still be in transit."""
         on_prefill.cancel()
         await self._prompt.ended_within(on_prefill, self._limits.settle_s * self._prefill.slowness)
         if self._prompt.output.open:

@@ -11,7 +11,7 @@ from scheduler.reasoning.parser import ReasoningParser
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """The format and where an answer begins. With `has_calls` a tool call ends the thinking.
+    """The format, and the state in which an answer begins. With `has_calls` a tool call ends the thinking.
 
     `include`: the client gets the thinking, otherwise neither its text nor its tokens. `separate`: in its own field,
     and not within the content, where it would keep its markers.

@@ -80,7 +80,7 @@ def parse_kwargs(text: str) -> Mapping[str, Any]:
     """Return the object of `--default-chat-template-kwargs`; an empty text is an empty object. Raises ConfigError."""
     if not text:
         return {}
-    import orjson  # every launch parses flags, few set this one
+    import orjson  # late: every launch parses flags, but few set this one
 
     try:
         kwargs = orjson.loads(text)

@@ -36,7 +36,7 @@ class TemplateQueue:
     """
 
     def __init__(self, render_s: float, render_timeout_s: float, queue_timeout_s: float) -> None:
-        """Limits on a render: `render_s` of CPU time, `render_timeout_s` in all; `queue_timeout_s` with queueing."""
+        """Limits on a render: `render_s` of CPU time, `render_timeout_s` in all; `queue_timeout_s` with its wait."""
         self._render_s, self._render_timeout_s, self._queue_timeout_s = render_s, render_timeout_s, queue_timeout_s
         self._waiting: deque[_Job] = deque()
         self._sent: deque[_Job] = deque()

@@ -1,8 +1,8 @@
 """Which prefill worker has which engine id: decode workers find KV by the id alone (NixlBaseConnectorWorker).
 
-If two workers have the same id, a decode worker reads the memory of the one that it contacted first, until that fails;
-then it may contact the other. It contacts only listed workers, so once the first is no longer listed, another worker
-may have the id: the proof of a pair fails while its decode worker still reads the memory of the first.
+If two workers have the same id, a decode worker reads the memory of the one that it contacted first until a read fails;
+then it may contact the other. Decode workers contact only listed workers, so once the first is no longer listed,
+another worker may have the id: the proof of a pair fails while its decode worker still reads the memory of the first.
 """
 
 from collections.abc import Callable

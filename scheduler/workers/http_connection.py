@@ -29,7 +29,7 @@ class AnswerCut(ConnectionError):
 
 
 class AnswerRefused(Exception):
-    """The answer has another status or type, and its body is longer than an error message."""
+    """The answer does not have the wanted status and type, and its body is longer than an error message."""
 
 
 class HttpAnswer:

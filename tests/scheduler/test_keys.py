@@ -271,7 +271,7 @@ async def test_a_request_has_a_class_that_its_key_may_use(
         ("key batch", (), "a key of 9 characters is invalid"),
         ("key", ("batch",), "'batch' is not NAME with ttft or gap"),
         ("key", ("batch:gap=1:gap=2",), "is not NAME with ttft or gap"),
-        ("key", ("batch:gap=0",), "gap=0, but it must be ttft or gap with more than 0 and at most 3600 seconds"),
+        ("key", ("batch:gap=0",), "gap=0 is not a number of seconds above 0 and up to 3600"),
         ("key", ("batch:gap=nan",), "gap=nan is not"),
         ("key", ("batch:tpot=1",), "tpot=1 is not"),
         ("key", ("a:gap=1", "a:gap=2"), "'a' is named twice"),

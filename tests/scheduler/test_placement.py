@@ -329,9 +329,9 @@ def test_a_prompt_goes_only_where_all_of_it_fits() -> None:
 
 
 def test_more_sequences_than_an_instance_runs_never_fit() -> None:
-    with pytest.raises(NeverFits, match=r"n is 9; .* 8 sequences"):
+    with pytest.raises(NeverFits, match=r"needs 9 sequences at once .* limit is 8"):
         pair(prefill(0), decode(1), num_sequences=9)
-    with pytest.raises(NeverFits, match=r"n is 5; .* 4 sequences"):
+    with pytest.raises(NeverFits, match=r"needs 5 sequences at once .* limit is 4"):
         pair(prefill(0, max_num_seqs=4), decode(1), num_sequences=5)
 
 

@@ -380,9 +380,9 @@ def test_pooling_of_images_is_refused() -> None:
         ({"stream_id": "G" * 32}, {}, "32 hex digits"),
         ({"tenant": "t" * 129}, {}, "at most 128"),
         ({"request": b"r" * (2**20 + 1)}, {}, "at most 1048576"),
-        ({}, {"params": SamplingParams(max_tokens=1, n=2)}, "one sequence"),
-        ({}, {"pooling": Pooling()}, "one sequence"),
-        ({}, {"token_ids": SEEN.token_ids, "images": IMAGES}, "a prompt of text"),
+        ({}, {"params": SamplingParams(max_tokens=1, n=2)}, "must be unset with several sequences"),
+        ({}, {"pooling": Pooling()}, "must be unset with several sequences, beam search, pooling"),
+        ({}, {"token_ids": SEEN.token_ids, "images": IMAGES}, "must be unset with .* images"),
     ],
 )
 def test_a_stream_that_cannot_be_kept_is_refused(stream: Any, changes: Any, error: str) -> None:
