@@ -1,7 +1,7 @@
 """A stream that outlives the session of its scheduler: its tokens, its owner epoch, and how long it may run unowned.
 
 owned --session lost--> orphan: runs on --adopted, under a higher owner epoch--> owned by another session
-                          |-- OpenSession.orphan_s, or ORPHAN_TOKENS without an owner --> freed
+                          |-- after OpenSession.orphan_s or ORPHAN_TOKENS without an owner --> freed
 """
 
 from collections.abc import Iterable

@@ -15,7 +15,7 @@
        | -- Adopt ------------------------------> D | <- Adopted, then Step (its tokens so far) | Refused
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
-       | -- SetRole -----------------------------> |  <- RoleHeld, also after SessionOpen and others' changes
+       | -- SetRole -----------------------------> |  <- RoleHeld, also after SessionOpen and others' SetRole
        | <---------------------------- TableRead -- |   at the start, and when its global table changes
 
 Every accepted prompt finishes exactly once: on P with HandedOff or Failed (HandedOff too when the first tokens finish

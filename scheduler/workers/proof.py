@@ -25,7 +25,7 @@ _MOST_AT_ONCE = 8
 class Position:
     """One output position: the token, its log probability, and those of the likeliest tokens.
 
-    A token is its id, or its text if a server sends no id: servers write the text of a partial character differently.
+    A token is its id, as servers write the text of a partial character differently; its text if a server sends no id.
     """
 
     token: int | str | None

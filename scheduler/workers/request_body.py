@@ -69,9 +69,9 @@ def prefill_body(model: str, prompt: PromptState, sequence: int, kv_transfer_par
 def score_body(model: str, prompt: PromptState) -> Body:
     """Return the body of a request for the log probabilities of the prompt.
 
-    It is no leg of a hand-off: where the model keeps a state (Mamba), a connector drops the prompt's last token unless
+    It is not a leg of a hand-off: if the model keeps a state (Mamba), a connector drops the prompt's last token unless
     log probabilities are requested, which vLLM 0.33 assumes of both legs (nixl.base_scheduler,
-    _truncate_request_for_prefill); earlier versions always drop it, and with it its log probability.
+    _truncate_request_for_prefill); earlier versions always drop that token, and with it its log probability.
     """
     body = _body(model, prompt, prompt.token_ids) | _ONE_TOKEN | {"prompt_logprobs": prompt.params.prompt_logprobs}
     return _packed(prompt, body if prompt.chat is None else body | {"return_token_ids": True})
@@ -96,11 +96,11 @@ def generate_body(model: str, prompt: PromptState, sequence: int, kv_transfer_pa
 
 
 def continued_ids(prompt: PromptState, sequence: int) -> tuple[int, ...]:
-    """Return the prompt's ids, with the output so far where continuing it gives the same as one uninterrupted run.
+    """Return the prompt's ids, with the output so far if continuing it gives the same as one uninterrupted run.
 
-    That holds where each token depends on the tokens before it alone: greedy, without penalties, grammar, thinking
-    budget or repetition detection, which count outputs and prompt differently. Elsewhere, and where ids cannot follow
-    a conversation, the sequence is generated again from its start.
+    That is so if each token depends only on the tokens before it: greedy, without penalties, grammar, thinking budget
+    or repetition detection, which count outputs and prompt differently. Otherwise, and after a conversation, which ids
+    cannot follow, the sequence is generated again from its start.
     """
     output = prompt.outputs[sequence] if prompt.outputs else ()
     appends = prompt.chat is None and _appends(prompt.params)

@@ -1,13 +1,13 @@
 """The session with a worker of another engine: each command about a prompt becomes HTTP requests, one per sequence.
 
 PrefillAndHold    POST max_tokens 1, do_remote_decode   -> PrefillHeld(references) | Refused | Failed
-                  the same, decode started meanwhile    -> PrefillBegun(references), HandedOff | Refused | Failed
+                  the same, decode starts meanwhile     -> PrefillBegun(references), HandedOff | Refused | Failed
 FetchAndGenerate  POST with the reference, streamed     -> Step | Refused | Failed
 Generate          POST without a reference, streamed    -> Step | Refused | Failed
-Reserve           POST with a URL to call back to, ...  -> Reserved(what it called back with) | Refused | Failed
-                  ... streamed                          -> Step | Failed
-Prefill           POST max_tokens 1, with these values  -> HandedOff | Refused | Failed
-Cancel            the connection is closed, which aborts the request there
+Reserve           POST with a callback URL, streamed    -> Reserved(body of the callback) | Refused | Failed
+                  the same, after the callback          -> Step | Failed
+Prefill           POST max_tokens 1, the callback body  -> HandedOff | Refused | Failed
+Cancel            the connection is closed, which aborts the request on the worker
 every second      GET /metrics                          -> Heartbeat(load)
 """
 

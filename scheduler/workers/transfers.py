@@ -119,7 +119,7 @@ class MooncakeKv:
                 "VLLM_MOONCAKE_BOOTSTRAP_PORT names here?"
             ) from error
         if not isinstance(entry, dict) or not isinstance(entry.get("engine_id"), str):
-            raise HandoffFailed(f"its Mooncake bootstrap server names no engine of rank {self._rank}")
+            raise HandoffFailed(f"its Mooncake bootstrap server names no engine for rank {self._rank}")
         self._engine_id = entry["engine_id"]
 
     def prefill_leg(self, request_id: str) -> dict[str, Any]:

@@ -311,5 +311,5 @@ async def test_mooncake_knows_that_a_stop_keeps_no_kv() -> None:
     assert transfer.reference("a", {"choices": [{"finish_reason": "length"}]})["remote_engine_id"] == "e"
     with pytest.raises(HandoffFailed, match="it finished the prompt by 'stop', not by length"):
         transfer.reference("a", {"choices": [{"finish_reason": "stop"}]})
-    with pytest.raises(HandoffFailed, match="names no engine of rank 0"):
+    with pytest.raises(HandoffFailed, match="names no engine for rank 0"):
         await MooncakeKv("http://h:8998", 0, query).prepare()
