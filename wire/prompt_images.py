@@ -43,7 +43,7 @@ def marks_within(images: Sequence[PromptImage], start: int, end: int) -> bytes:
 def _check_image(name: str, image: PromptImage, free: int, num_tokens: int) -> None:
     end = image.start + image.count
     if image.count < 1 or not free <= image.start < end <= num_tokens:
-        where = f"but needs at least one token within [{free}, {num_tokens})"
+        where = f"but must have at least one token, all within [{free}, {num_tokens})"
         raise InvalidRequest(f"{name} has the tokens [{image.start}, {end}), {where}", "images")
     if len(image.digest) != DIGEST_BYTES:
         raise InvalidRequest(f"{name} has a digest of {len(image.digest)} bytes instead of {DIGEST_BYTES}", "images")

@@ -341,10 +341,10 @@ def test_invalid_pooling_is_refused_by_name(pooling: Pooling, param: str) -> Non
     ("images", "error"),
     [
         ((PromptImage(-1, 2, b"a" * 32, (1, 1, 2)),), r"image 0 has the tokens \[-1, 1\), but .* within \[0, 7\)"),
-        ((PromptImage(6, 2, b"a" * 32, (1, 1, 2)),), r"image 0 has the tokens \[6, 8\), but needs .* within \[0, 7\)"),
+        ((PromptImage(6, 2, b"a" * 32, (1, 1, 2)),), r"image 0 has the tokens \[6, 8\), but must .* within \[0, 7\)"),
         ((PromptImage(1, 0, b"a" * 32, (1, 1, 1)),), r"image 0 has the tokens \[1, 1\)"),
-        ((IMAGES[0], replace(IMAGES[1], start=3)), r"image 1 has the tokens \[3, 5\), but needs .* within \[4, 7\)"),
-        (IMAGES[::-1], r"image 1 has the tokens \[0, 4\), but needs .* within \[7, 7\)"),
+        ((IMAGES[0], replace(IMAGES[1], start=3)), r"image 1 has the tokens \[3, 5\), but must .* within \[4, 7\)"),
+        (IMAGES[::-1], r"image 1 has the tokens \[0, 4\), but must .* within \[7, 7\)"),
         ((replace(IMAGES[0], digest=b"a" * 16),), "image 0 has a digest of 16 bytes instead of 32"),
         ((replace(IMAGES[0], grid=(1, 1, 3)),), r"image 0 has 4 tokens, but a grid of \(1, 1, 3\)"),
         ((replace(IMAGES[0], grid=(-1, -2, 2)),), r"image 0 has 4 tokens, but a grid of \(-1, -2, 2\)"),
