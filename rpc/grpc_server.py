@@ -31,7 +31,7 @@ _Message = TypeVar("_Message", bound=Message)
 
 
 class GrpcServer:
-    """Listens for schedulers after `start` (a busy port is a ConfigError); serves calls once it has a service."""
+    """Listens for schedulers after `start`, which raises ConfigError if it cannot; serves once it has a service."""
 
     def __init__(
         self, host: str, port: int, trust: Trust | None = None, *, first_command_s: float = FIRST_COMMAND_S,
@@ -51,7 +51,8 @@ class GrpcServer:
         try:
             port = self._bind_port(where)
         except RuntimeError as error:
-            raise ConfigError(f"--port {self._port} on {self._host} cannot be bound: it is in use") from error
+            why = "the port is in use, or the address is not one of this host"
+            raise ConfigError(f"--port {self._port} on {self._host} cannot be bound: {why}") from error
         self._server.add_generic_rpc_handlers((self._servicer.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self.set_healthy(False)

@@ -100,9 +100,8 @@ def _callbacks_at(host: str, port: int) -> "Callbacks":
 def _goes_before(member: Member, one: ExpectedInstance) -> bool:
     """Whether `one` is refused rather than the member if the two conflict.
 
-    The member already serves, or is listed before `one` and is not refused.
-
-    The other data-parallel ranks of a worker are not compared.
+    That is so if the member already serves, or is listed before `one` and is not refused. Data-parallel ranks other
+    than a worker's first are not compared.
     """
     index, is_refused = member.expected.index, member.state is MemberState.REFUSED
     is_other = index != one.index and not split_address(member.expected.address)[1]

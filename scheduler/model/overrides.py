@@ -26,7 +26,8 @@ def with_overrides(config: Mapping[str, Any], text: str | None) -> Mapping[str, 
             f"{str(text)[:80]!r} is not a JSON object with {_DIMENSIONS} or {_ANY}: set other values in config.json"
         )
     if _DIMENSIONS in given and not dimensions_of({_DIMENSIONS: given[_DIMENSIONS]}):
-        raise ConfigError(f"{_DIMENSIONS} is {given[_DIMENSIONS]!r:.80}, but must be a list of positive integers")
+        wanted = "a non-empty list of positive integers"
+        raise ConfigError(f"{_DIMENSIONS} is {given[_DIMENSIONS]!r:.80}, but must be {wanted}")
     if not isinstance(given.get(_ANY, False), bool):
         raise ConfigError(f"{_ANY} is {given[_ANY]!r:.80}, but must be true or false")
     return {**config, **given}

@@ -34,7 +34,7 @@ def given_template(given: str, folder: Path, tokenizer_config: Mapping[str, Any]
             return given
         if "{" in given or "}" in given:
             return re.sub(r"\\[ntr\\]", lambda escape: _ESCAPES[escape[0]], given)
-        raise ConfigError(f"--chat-template {given}: no such file, and it is not a template either") from error
+        raise ConfigError(f"--chat-template {given} is neither a readable file, nor a template or its name") from error
 
 
 def _named_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

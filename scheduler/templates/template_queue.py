@@ -56,9 +56,8 @@ class TemplateQueue:
         """Return the text. Raises InvalidRequest for `param`, Overloaded if others take too long, Unavailable."""
         waiting = _Job(template, job, param, asyncio.get_running_loop().create_future())
         if self._held_bytes and self._held_bytes + waiting.num_bytes > _MAX_HELD_BYTES:
-            raise Overloaded(
-                f"{self._held_bytes} bytes already wait for chat templates, but the limit is {_MAX_HELD_BYTES}"
-            )
+            num_bytes = self._held_bytes + waiting.num_bytes
+            raise Overloaded(f"{num_bytes} bytes would wait for chat templates, but the limit is {_MAX_HELD_BYTES}")
         self._held_bytes += waiting.num_bytes
         self._waiting.append(waiting)
         self._send_waiting()

@@ -162,7 +162,7 @@ class WorkerConnection:
     async def _read_load(self, timeout_s: float) -> WorkerLoad:
         metrics = await self._control.get("/metrics", timeout_s)
         if self._engines != engine_labels(metrics) or self._started_at != started_at(metrics):
-            raise InstanceLost(f"{self._url} is now another process: its start time or number of ranks has changed")
+            raise InstanceLost(f"{self._url} is now another process: its start time or its ranks have changed")
         return read_load(metrics, self._cache, self._engine)
 
 

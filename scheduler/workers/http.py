@@ -42,7 +42,7 @@ class WorkerHttp:
         self._tls = ssl.create_default_context() if target.scheme == "https" else None
         self._connect_s = connect_s
         if not api_key.isprintable():
-            raise ConfigError("the key for the workers has a line break or another control character")
+            raise ConfigError("the key for the workers has a character that is not printable, such as a line break")
         key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._head = _lines({"Host": target.netloc, **(headers or {}), **key})
         self._idle: list[HttpConnection] = []  # the one idle for longest first

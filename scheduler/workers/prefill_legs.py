@@ -54,7 +54,8 @@ class PrefillLegs:
         """
         check_prompt(prompt)
         if (abandoned := sum(self._uncancelled.values())) > self._max_abandoned_tokens:  # placement's limit too
-            raise NoCapacity(f"it still computes {abandoned} tokens of prompts that were cancelled")
+            limit = f"but the limit is {self._max_abandoned_tokens}"
+            raise NoCapacity(f"it still computes {abandoned} tokens of prompts that were cancelled, {limit}")
         transfer, ids = self._transfer, [new_request_id() for _ in unfinished(prompt)]
         await transfer.prepare()
         early = [WorkerRequest(one, transfer.early_reference(one), is_early=True) for one in ids]

@@ -133,7 +133,7 @@ async def test_forbidden_fields_are_refused_on_both_routes(model_folder: Path, o
 
 @pytest.mark.covers("A5.74")
 async def test_an_invalid_operators_template_stops_the_start(model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--chat-template \./nothing\.jinja: no such file"):
+    with pytest.raises(ConfigError, match=r"--chat-template \./nothing\.jinja is neither a readable file"):
         read_model_files(str(model_folder), chat_template="./nothing.jinja")
     async with opened(model_folder, template="{% for %}") as tokens:
         with pytest.raises(ConfigError, match=r"--chat-template: .*TemplateSyntaxError"):

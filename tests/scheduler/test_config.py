@@ -48,7 +48,7 @@ def test_the_guides_variables_are_read_and_flags_override_them() -> None:
         (["--shutdown-timeout", "-1"], {}, r"--shutdown-timeout -1\.0 is out of range: 0 or more"),
         (["--max-body-bytes", "much"], {}, "'much' is not a size"),
         (["--hf-overrides", '{"rope_theta": 1}'], {}, "is not a JSON object with matryoshka_dimensions"),
-        (["--hf-overrides", '{"matryoshka_dimensions": [0]}'], {}, "must be a list of positive integers"),
+        (["--hf-overrides", '{"matryoshka_dimensions": [0]}'], {}, "must be a non-empty list of positive integers"),
         (["--hf-overrides", '{"is_matryoshka": 1}'], {}, "is_matryoshka is 1, but must be true or false"),
         (["--ttft-limit", "121"], {}, "--ttft-limit 121 is more than --first-token-timeout 120"),
         (["--ttft-limit", "nan"], {}, "--ttft-limit nan is out of range: more than 0"),

@@ -57,12 +57,12 @@ def test_the_option_may_be_the_template_itself(tmp_path: Path, typed: str, meant
 
 @pytest.mark.parametrize("given", ["./examples/nothing.jinja", "tool_use", "chatml", "a\0b"])
 def test_an_unknown_template_is_named(tmp_path: Path, given: str) -> None:
-    with pytest.raises(ConfigError, match="no such file, and it is not a template either"):
+    with pytest.raises(ConfigError, match="is neither a readable file, nor a template or its name"):
         given_template(given, tmp_path, {})
 
 
 def test_a_folder_is_not_a_template_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="is neither a readable file"):
         given_template(str(tmp_path), tmp_path, {})
 
 

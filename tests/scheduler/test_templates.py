@@ -220,7 +220,7 @@ async def test_more_waiting_bytes_than_the_limit_are_refused(
     first = asyncio.create_task(renderer.render("{{ a }}", {"a": "x" * 2000}))
     await asyncio.sleep(0)
 
-    with pytest.raises(Overloaded, match="bytes already wait for chat templates, but the limit is 1000"):
+    with pytest.raises(Overloaded, match="bytes would wait for chat templates, but the limit is 1000"):
         await renderer.render("{{ a }}", {})
     assert await first == "x" * 2000
     assert await renderer.render("{{ a }}", {"a": 1}) == "1"

@@ -116,7 +116,7 @@ def test_the_flag_overrides_the_jinja_file_and_that_the_config(make_model: MakeM
 
 
 def test_a_template_file_that_does_not_exist_is_named(model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--chat-template \./nothing\.jinja: no such file"):
+    with pytest.raises(ConfigError, match=r"--chat-template \./nothing\.jinja is neither a readable file"):
         read_model_files(str(model_folder), chat_template="./nothing.jinja")
 
 
