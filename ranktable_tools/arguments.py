@@ -85,7 +85,7 @@ def add_read_options(parser: argparse.ArgumentParser) -> None:
         help="kubeinfer, omni-merged and mindie: the first N instances are prefill (OMNI's PREFILL_POD_NUM)",
     )
     parser.add_argument(
-        "--devices-per-instance", type=int, metavar="N", help="vllm-ascend: N devices of a list are an instance"
+        "--devices-per-instance", type=int, metavar="N", help="vllm-ascend: every N devices of a list are one instance"
     )
 
 
@@ -94,7 +94,7 @@ def read_options(arguments: argparse.Namespace) -> ReadOptions:
     for name in ("num_prefill", "devices_per_instance"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise RanktableError(f"--{name.replace('_', '-')} is {value}; must be at least 1")
+            raise RanktableError(f"--{name.replace('_', '-')} is {value}, but must be at least 1")
     return ReadOptions(arguments.num_prefill, arguments.devices_per_instance)
 
 

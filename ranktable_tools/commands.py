@@ -90,7 +90,7 @@ def _address_note(arguments: GenArguments, request: GenRequest) -> str | None:
 
 
 def _stale_note(generated: Generated, ip: str, save_dir: str) -> str | None:
-    """Name local tables that an earlier gen left there: this host's, or any host's if this table is complete."""
+    """Name local tables in `save_dir` from an earlier gen: this host's, or any host's if this table is complete."""
     pattern = "local_ranktable_*.json" if whole(generated.part) is not None else f"local_ranktable_{ip}_*.json"
     names = {path.name for path in Path(save_dir).glob(pattern)} - {local.file_name for local in generated.locals}
     if not names:
@@ -105,14 +105,14 @@ def _device_ips(
     request: GenRequest, kind: DeviceKind, source: AddressSource | None, environ: Mapping[str, str], conf: Path
 ) -> dict[str, str]:
     if source is not None and not has_own_network(kind):
-        raise RanktableError(f"--device-ip-from {source} is for npu; the devices of {kind} have the host's address")
+        raise RanktableError(f"--device-ip-from {source} is for npu; {kind} devices have the host's address")
     return card_addresses(kind, request.device_ids, request.ip, environ, source=source, conf=conf)
 
 
 def _refuse_other_devices(request: GenRequest, save_dir: str) -> None:
     """Raise RanktableError if a file to be written exists as the local table of other devices.
 
-    Ids are joined without a separator in file names: devices 1,23 and 12,3 have the same name.
+    Ids are joined without a separator in file names: the files of devices 1,23 and of devices 12,3 have the same name.
     """
     for ids, name in zip(request.instances, request.file_names, strict=True):
         path = os.path.join(save_dir, name)

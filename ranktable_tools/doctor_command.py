@@ -52,7 +52,7 @@ def _run_doctor(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.mib <= _MAX_MIB:
         raise RanktableError(f"--mib {arguments.mib} is not in 0..{_MAX_MIB}")
     if not 0 < arguments.timeout <= 3600:
-        raise RanktableError(f"--timeout {arguments.timeout:g} is not in 0..3600 seconds")
+        raise RanktableError(f"--timeout is {arguments.timeout:g}, but must be more than 0 and at most 3600 seconds")
     _check_url(arguments.url)
     machine = Machine(os.environ, kind=arguments.device_type)
     given = {name: getattr(arguments, name.replace("-", "_")) for name in _TLS}

@@ -46,7 +46,7 @@ class Node:
         self.report(code, f"is {shown(self.value)}", advice)
 
     def report(self, code: str, found: str, advice: str, value: object = None) -> None:
-        """Record a problem of this value; `value` replaces the node's own if that is long."""
+        """Record a problem of this value; a `value` that is not None is recorded in place of the node's own."""
         shown_value = self.value if value is None else value
         problem = Problem(code, self.json_path or "the file", shown_value, found, advice)
         # Several keys may be read from a value that is not an object; the problem is recorded once.
@@ -77,7 +77,7 @@ class Node:
             child.refuse("wrong-type", "must be a list")
             return None
         if len(child.value) > MAX_ELEMENTS:
-            child.report("too-many", f"has {len(child.value)} elements", f"must be at most {MAX_ELEMENTS}", value=[])
+            child.report("too-many", f"has {len(child.value)} elements", f"must have at most {MAX_ELEMENTS}", value=[])
             return None
         return [Node(member, f"{child.json_path}[{index}]", self.problems) for index, member in enumerate(child.value)]
 

@@ -72,7 +72,7 @@ def _lint_locals(files: Sequence[ReadFile], named: _Global) -> Iterator[Finding]
 
 
 def _other_port(path: str, local: TableServer, entry: TableServer, global_path: str) -> Iterator[Finding]:
-    """Yield a note if the ports of both tables differ; a start uses the global table's and does not fail."""
+    """Yield a note if the ports of both tables differ: the process starts, with the global table's port."""
     if local.server_port is not None and entry.server_port is not None and local.server_port != entry.server_port:
         json_path = "server_list[0].server_port"
         message = f'{json_path} is "{local.server_port}", and {global_path} has "{entry.server_port}" for this entry'

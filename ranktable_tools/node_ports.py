@@ -14,7 +14,7 @@ from ranktable_tools.worker_urls import listed_port, url_place
 class InstanceAddress:
     """Where the API of one instance listens: gRPC, or HTTP for a worker of another engine.
 
-    `index` counts over the whole table, prefill first, `name` is like `decode-0`.
+    `index` counts over the whole table, prefill first; `name` is like `decode-0`.
     """
 
     role: Role

@@ -24,7 +24,7 @@ class LocatedServer:
 
 @dataclass(frozen=True, slots=True)
 class LocatedInstance:
-    """One instance, its servers with their paths, and the path of their container."""
+    """One instance, its servers with their paths, and the path of the JSON value that contains the servers."""
 
     role: InstanceRole | None
     servers: tuple[LocatedServer, ...]

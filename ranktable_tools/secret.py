@@ -64,7 +64,7 @@ def check_secret(directory: Path, owner: int | None = None, *, can_give: bool = 
 def check_owner(directory: Path, owner: int) -> None:
     """Raise RanktableError if files in that folder cannot be given to the uid; tried with a temporary file."""
     if not 0 <= owner <= _MAX_UID:
-        raise RanktableError(f"--owner is {owner}; must be a uid from 0 to {_MAX_UID}")
+        raise RanktableError(f"--owner is {owner}, but must be a uid from 0 to {_MAX_UID}")
     folder = directory.absolute()
     nearest = next(place for place in (folder, *folder.parents) if os.path.isdir(place))
     if not os.access(nearest, os.W_OK):
@@ -95,4 +95,4 @@ def _check_file(path: Path, status: os.stat_result, owners: set[int | None], cur
     if mode & 0o077:
         raise RanktableError(f"{path} has mode {mode:04o}, but others must have no access: chmod 600 {path}")
     if status.st_uid not in owners:
-        raise RanktableError(f"{path} belongs to user {status.st_uid}, not to {os.geteuid()} who runs this: {cure}")
+        raise RanktableError(f"{path} belongs to uid {status.st_uid}, but this process is uid {os.geteuid()}: {cure}")

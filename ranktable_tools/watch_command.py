@@ -13,8 +13,9 @@ from ranktable_tools.watch import Seen, Watch, seen
 from ranktable_tools.watched_table import WatchedTable
 
 _DESCRIPTION = (
-    "Print each change of a table in a sentence, until Ctrl-C. A broken table is reported once and the previous one "
-    "kept; a table that is not completed is waited for. A running scheduler follows its table by the same rules."
+    "Print each change of a table in a sentence, until Ctrl-C. A broken table is reported once, and the previous one "
+    "is kept; a table that is not completed is read again until it is. A running scheduler follows its table by the "
+    "same rules."
 )
 _MAX_S = 3600.0
 
@@ -33,9 +34,9 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
 def _watch(arguments: argparse.Namespace) -> int:
     interval_s = arguments.interval
     if not 0 < interval_s <= _MAX_S:
-        raise RanktableError(f"--interval is {interval_s:g}; must be more than 0 and at most {_MAX_S:g} seconds")
+        raise RanktableError(f"--interval is {interval_s:g}, but must be more than 0 and at most {_MAX_S:g} seconds")
     if arguments.for_s is not None and not arguments.for_s > 0:
-        raise RanktableError(f"--for is {arguments.for_s:g}; must be more than 0 seconds")
+        raise RanktableError(f"--for is {arguments.for_s:g}, but must be more than 0 seconds")
     options = read_options(arguments)
 
     def read(path: str) -> Seen:

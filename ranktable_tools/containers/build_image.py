@@ -23,10 +23,11 @@ _NEWEST = ""
 _PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL",
               "TORCH_INDEX_URL")  # fmt: skip
 _EPILOG = """\
-First `docker run` finds out what the base image contains. Its torch is kept and must be 2.10 or newer, on Ascend with
-the matching torch_npu; without torch, that of constraints.txt is installed. An incompatible combination is an error
-before anything is built. Without docker, --print assumes a base image without torch, and an Ascend one if its name has
-cann or ascend, or with --device=ascend. Exit status: docker's, or 2 for bad input.
+First `docker run` finds out what the base image contains. If it has torch, that torch is kept: it must be 2.10 or newer
+and, on Ascend, match the image's torch_npu. If not, the version in constraints.txt is installed. An incompatible
+combination is an error before anything is built. Without docker, --print assumes that the base image has no torch, and
+that it has CANN if its name contains cann or ascend or --device=ascend is set.
+Exit status: docker's, or 2 for bad input.
 
 examples:
   build_image.sh --base-image=quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.12 --image-name=pdserve
@@ -125,11 +126,11 @@ def _vision_tag(arguments: argparse.Namespace, plan: ImagePlan) -> str | None:
     if requested is None:
         return None
     if plan.kind != "ascend":
-        raise RanktableError(f"--with-torchvision-npu is for Ascend, and the image is for {plan.kind}: omit it")
+        raise RanktableError(f"--with-torchvision-npu is for Ascend, but the image is for {plan.kind}: omit it")
     if plan.base.torchvision_npu is not None:
         have = plan.base.torchvision_npu.text
         raise RanktableError(
-            f"--base-image {plan.base.name} has torchvision_npu {have}: leave --with-torchvision-npu out"
+            f"--base-image {plan.base.name} already has torchvision_npu {have}: omit --with-torchvision-npu"
         )
     if requested != _NEWEST:
         return check_tag(requested, plan.torch)

@@ -103,8 +103,8 @@ def _line(arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapp
     host = Host(member.server)
     if kind == "cuda" and member.server is not None and tables.whole is None:
         _print_note(
-            "without --global-table the peers of this container on this host are not known: their GPUs are not visible "
-            "in it, so cuda_ipc is not used"
+            "without --global-table this container's peers on this host are not known: their GPUs are not visible in "
+            "the container, so cuda_ipc is not used"
         )
     container = _on_host(_container(arguments, member, kind, command), host)
     if arguments.run:
@@ -139,7 +139,7 @@ def _container(
 
 
 def _on_host(container: Container, host: Host) -> Container:
-    """Return the container without what this host lacks; another host's files are not known here."""
+    """Return the container without mounts that this host lacks; unchanged for another host, whose files are unknown."""
     if not host.is_here or container.guide_exact or not host.has(DRIVER):
         return container
     smi = container.smi if host.has(container.smi) or not host.has(_OTHER_SMI) else _OTHER_SMI

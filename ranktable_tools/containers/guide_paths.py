@@ -4,8 +4,8 @@
     DIR/AscendCloud/AscendCloud-LLM/llm_inference/ascend_vllm/build_image.sh  -> deploy/build_image.sh
     DIR/AscendCloud-LLM                                                       -> AscendCloud/AscendCloud-LLM
 
-The guide runs `sh AscendCloud-LLM/...` in the folder of its package, `cd ./AscendCloud/AscendCloud-LLM/...` above it:
-with the last link both run in DIR.
+The guide runs `sh AscendCloud-LLM/...` in its package's folder AscendCloud, and `cd ./AscendCloud/AscendCloud-LLM/...`
+in the folder above that; with the last link both work in DIR.
 """
 
 import os

@@ -96,7 +96,9 @@ def _of_role(role: Role, table: GlobalTable, number: int | None) -> ContainerMem
     if number is not None:
         found = [instance for instance in instances if instance.number == number]
         if not found:
-            raise RanktableError(f"--instance {number}: the table has the {role} instances 0..{len(instances) - 1}")
+            raise RanktableError(
+                f"--instance is {number}, but the last {role} instance of the table has number {len(instances) - 1}"
+            )
         return _member(found[0], table)
     hosts = HostComparer()
     here = [instance for instance in instances if hosts.same(instance.server.server_ip, "localhost")] or instances

@@ -98,7 +98,7 @@ def _devices(container: Container) -> Iterator[tuple[str, ...]]:
 
 
 def _gpu_flags(container: Container) -> Iterator[tuple[str, ...]]:
-    """Yield the GPU flags: only its own GPUs, or, if cuda_ipc is possible, all, with its own first.
+    """Yield the GPU flags: only the container's own GPUs or, if cuda_ipc is possible, all GPUs, its own first.
 
     cuda_ipc reads the sender's GPU, whose device node the receiver's container needs. Only with all GPUs visible do the
     numbers in the container equal those of the host and the table.
@@ -123,10 +123,11 @@ def _manager_devices(container: Container) -> Iterator[tuple[str, ...]]:
 
 
 def _added_flags(container: Container) -> Iterator[tuple[str, ...]]:
-    """Yield the additions to the guide: shared memory, the limit on locked memory, and a label of the cards.
+    """Yield the additions to the guide: shared memory, the limit on locked memory, and a label that lists the cards.
 
-    CUDA's IPC handles contain the process id of their creator: in two containers with the same process ids they would
-    be confused, so the containers use the host's PID and IPC namespaces, and so its /dev/shm too.
+    CUDA's IPC handles contain the process id of their creator. Containers with PID namespaces of their own can have
+    equal process ids, so CUDA would confuse their handles. They therefore use the host's PID and IPC namespaces, and
+    with the latter the host's /dev/shm.
     """
     if container.role == "scheduler":
         return

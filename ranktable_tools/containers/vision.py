@@ -46,7 +46,7 @@ def choose_tag(tags: Sequence[str], torch: Version) -> str:
         known = sorted((tag for tag in tags if _TAG.fullmatch(tag)), key=_order)
         raise RanktableError(
             f"there is no torchvision_npu v{vision_of(torch)}.* for the image's torch {torch.text}; "
-            f"the newest are {', '.join(known[-_MAX_SHOWN:]) or 'none'}: build without --with-torchvision-npu"
+            f"the newest are {', '.join(known[-_MAX_SHOWN:]) or 'not known'}: build without --with-torchvision-npu"
         )
     return max(fitting, key=_order)
 

@@ -101,7 +101,7 @@ def _parse_chip(row: Mapping[str, str]) -> list[Chip]:
 
 
 def _device_rows(text: str) -> Iterator[list[str]]:
-    """Yield the rows between the headers and the process table, three cells each: place, health or bus, figures.
+    """Yield the rows between the headers and the process table, three cells each: ids, health or bus id, usage.
 
     A2 and A3 have id and name in one cell; the 950 has a cell for each.
     """

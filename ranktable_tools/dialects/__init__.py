@@ -1,1 +1,1 @@
-"""The dialects of ranktables, one module each. A module reads documents into one common model, and may write them."""
+"""The dialects of ranktables, one module each. All read their documents into one common model; some also write them."""

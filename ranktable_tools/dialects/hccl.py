@@ -77,9 +77,8 @@ def _hosts(table: Table, dialect: str) -> list[TableServer]:
     If two hosts share an id, or an id is too long, the addresses become the ids.
     """
     if len(table.instances) != 1:
-        raise RanktableError(
-            f"{dialect} tables have one instance, but this one has {len(table.instances)}; choose one with --instance"
-        )
+        remedy = "; choose one with --instance" if table.instances else ""
+        raise RanktableError(f"{dialect} tables have one instance, but this one has {len(table.instances)}{remedy}")
     hosts: dict[str, TableServer] = {}
     for server in table.instances[0].servers:
         known = hosts.get(canonical(server.server_ip))

@@ -75,7 +75,9 @@ def check_card_users(case: DoctorInput) -> Verdict:
         for user in others
     ]
     ours = sum(user.device_id in wanted for user in users) - len(others)
-    return combined(problems, f"{counted(ours, 'process', 'processes')} of pdserve" if ours else "no process uses them")
+    return combined(
+        problems, f"{counted(ours, 'process', 'processes')} of pdserve" if ours else "no process uses the cards"
+    )
 
 
 def _list_cards(case: DoctorInput) -> str | Verdict:

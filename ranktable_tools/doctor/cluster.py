@@ -56,7 +56,7 @@ def check_model(case: DoctorInput) -> Verdict:
     ]
     first = answered[0]
     silent = len(instances) - len(answered)
-    rest = f"; {silent} more do not answer" if silent else ""
+    rest = f"; {silent} more do{'es' if silent == 1 else ''} not answer" if silent else ""
     return combined(
         [*refusals, *differences], f"{counted(len(answered), 'instance')} with {first['model']}, {first['dtype']}{rest}"
     )
@@ -75,7 +75,8 @@ def check_links(case: DoctorInput) -> Verdict:
     problems = [fail(f"{_pair_name(link)}: {link['error']}", "pdserve links") for link in links if link.get("error")]
     problems += [
         warn(
-            f"{_pair_name(link)}: fell back to {link['transport']} {link['fallbacks']} times", "pdserve links shows why"
+            f"{_pair_name(link)}: {counted(link['fallbacks'], 'fallback')}; the link now uses {link['transport']}",
+            "pdserve links shows why",
         )
         for link in links
         if link.get("fallbacks") and not link.get("error")

@@ -10,13 +10,13 @@ def check_cores(case: DoctorInput) -> Verdict:
     cores = len(case.machine.cores)
     quota = core_quota(case.machine.root)
     limit = cores if quota is None else min(cores, quota)
-    usable = counted(cores, "core") if limit == cores else f"{cores} cores, a quota of {limit:g} of them"
+    usable = counted(cores, "core") if limit == cores else f"{counted(cores, 'core')} with a quota of {limit:g}"
     if case.machine.kind != "cpu":
         return ok(usable)
     wanted = {device_id for one in case.here for device_id in one.server.device_ids}
     if not wanted:
         return ok(usable) if case.tables.table is None else not_here(f"no instance of the table is here; {usable}")
     if len(wanted) > limit:
-        step = "fewer device ids in the table, or more cores (docker --cpus, taskset)"
-        return warn(f"{len(wanted)} device ids share {usable}: they take turns", step)
+        step = "use fewer device ids in the table, or more cores (docker --cpus, taskset)"
+        return warn(f"{usable} for {counted(len(wanted), 'device id')}, fewer than one each", step)
     return ok(f"{usable} for {counted(len(wanted), 'device id')}")

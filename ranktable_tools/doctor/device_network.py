@@ -151,5 +151,5 @@ def _ping(machine: Machine, pair: DevicePair, flags: Sequence[str]) -> Verdict |
         if answer is not None and parse_ping(answer.text):
             return None
         output = answer.summary if answer is not None else output
-    step = f"run hccn_tool -i {pair.own} -ip -g and -gateway -g here, and the same there; check the switch between them"
+    step = f"run hccn_tool -i {pair.own} -ip -g and -gateway -g here and on the other host; check the switch"
     return fail(f"device {pair.own} does not reach {pair.peer_ip} ({pair.instance}): {output}", step)

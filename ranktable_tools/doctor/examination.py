@@ -17,7 +17,7 @@ TIMEOUT_S = 60.0
 
 
 def examine(case: DoctorInput, timeout_s: float, checks: "Sequence[DoctorCheck]") -> list[CheckResult]:
-    """Return a finding for every check, in the table's order; a check that times out is a failure.
+    """Return a result for every check, in the order of `checks`; a check that times out is a failure.
 
     A driver's tools still run one at a time (`Machine.run_tool`). A check that hangs is abandoned on its daemon thread.
     """

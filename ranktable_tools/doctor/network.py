@@ -75,11 +75,12 @@ def check_proxy(case: DoctorInput) -> Verdict:
     no_proxy = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     hosts = tuple(dict.fromkeys((*case.hosts, "localhost", "127.0.0.1")))
     proxied = [host for host in hosts if not bypasses(host, no_proxy)]
+    are_set = f"{', '.join(spelled)} {'is' if len(spelled) == 1 else 'are'} set"
     if not proxied:
-        return ok(f"{', '.join(spelled)} set, and no_proxy has every host")
+        return ok(f"{are_set}, and no_proxy has every host")
     listed = ",".join(proxied)
     return warn(
-        f"{', '.join(spelled)} set, and no_proxy lacks {listed}: requests there would go through the proxy",
+        f"{are_set}, but no_proxy lacks {listed}: requests there would go through the proxy",
         f"export no_proxy=${{no_proxy:+$no_proxy,}}{listed}",
     )
 

@@ -47,8 +47,8 @@ def check_secret(case: DoctorInput) -> Verdict:
                 f"{_SECRET_VARIABLE} names {path}: {error.strerror}", f"unset {_SECRET_VARIABLE}, or write that file"
             )
         return warn(
-            f"there is no {path}: peers are only identified by their address",
-            "copy the one that gen or merge wrote to the folder of the global table on every host",
+            f"there is no {path}: peers are identified only by their addresses",
+            "copy the file that gen or merge wrote, on every host into the folder of the global table",
         )
     return _check_secret_file(path, found)
 

@@ -12,8 +12,8 @@ from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.verdict import Verdict, combined, fail, not_here
 
 GUIDE_DRIVER = "23.0.6"
-# Our kernels have the signatures of torch_npu 2.10, which needs CANN 9.0. By Huawei's release notes CANN 8.5.0 already
-# needs Ascend HDK 25.0 or later.
+# Our kernels have the signatures of torch_npu 2.10, which needs CANN 9.0. According to Huawei's release notes, even
+# CANN 8.5.0 needs Ascend HDK 25.0 or later.
 MIN_TORCH_NPU = "2.10"
 MIN_CANN = "9.0"
 MIN_DRIVER = "25.0"

@@ -124,7 +124,7 @@ def _add_every(parser: argparse.ArgumentParser) -> None:
 
 def _add_platform(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument(
-        "--table", type=Path, required=required, metavar="FILE", help="a platform's table, used as it is"
+        "--table", type=Path, required=required, metavar="FILE", help="a platform's table, used instead of a merged one"
     )
     add_dialect(parser)
     add_read_options(parser)

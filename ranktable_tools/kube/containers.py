@@ -94,7 +94,7 @@ def _platform(arguments: argparse.Namespace) -> PlatformTable:
 def _at_least_one(arguments: argparse.Namespace, role: str) -> int:
     number: int = getattr(arguments, role)
     if number < 1:
-        raise RanktableError(f"--{role} is {number}; must be at least 1")
+        raise RanktableError(f"--{role} is {number}, but must be at least 1")
     return number
 
 

@@ -34,7 +34,7 @@ def drain(
         if spent >= settle_s and work == 0:
             return f"no work is left, after {spent:.0f} s"
         if spent >= timeout_s:
-            return f"{work} prompts are left after {timeout_s:g} s: they end with the process, or continue elsewhere"
+            return f"prompts left after {timeout_s:g} s: {work}; they end with the process, or continue elsewhere"
         sleep(_POLL_S)
 
 

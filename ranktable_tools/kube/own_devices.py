@@ -18,7 +18,7 @@ def own_device_ids(kind: DeviceKind, count: int, environ: Mapping[str, str], dev
     On CPUs a device is a share of the cores and has no node: ids count from 0.
     """
     if count < 1:
-        raise RanktableError(f"--num-devices is {count}; must be at least 1")
+        raise RanktableError(f"--num-devices is {count}, but must be at least 1")
     if kind == "cpu":
         return [str(number) for number in range(count)]
     present, named = list(present_devices(kind, dev)), _parse_ids(environ.get(_VISIBLE[kind], ""))
@@ -26,9 +26,9 @@ def own_device_ids(kind: DeviceKind, count: int, environ: Mapping[str, str], dev
     if len(found) == count:
         return found
     raise RanktableError(
-        f"--num-devices is {count}, but this container has {len(present)} {kind} devices in {dev} "
-        f"({','.join(present) or 'none'}), {_VISIBLE[kind]} is {environ.get(_VISIBLE[kind], '')!r}: request {count} in "
-        "the pod's resources"
+        f"--num-devices is {count}, but the number of {kind} devices in {dev} of this container is {len(present)} "
+        f"({','.join(present) or 'none'}), and {_VISIBLE[kind]} is {environ.get(_VISIBLE[kind], '')!r}: request "
+        f"{count} in the pod's resources"
     )
 
 

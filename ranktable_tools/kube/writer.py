@@ -11,7 +11,7 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class ConfigMapNames:
-    """The ConfigMap of the parts, the one of the table, and the labels of the cluster's pods."""
+    """The ConfigMaps of the parts and of the table, and the labels of the cluster's pods."""
 
     parts: str
     table: str

@@ -49,7 +49,7 @@ def _device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Probl
     for claim, first in clashes(claims):
         if options.share_devices and claim.owner != first.owner:
             continue
-        found = f"is {shown(claim.value)} on {claim.host}, which {first.json_path} uses already"
+        found = f"is {shown(claim.value)} on {claim.host}, as {first.json_path} is"
         yield Problem("device-twice", claim.json_path, claim.value, found, _ONCE)
 
 

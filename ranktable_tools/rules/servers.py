@@ -36,7 +36,7 @@ def _workers(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
 
 def _port_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for claim, first in clashes(api_ports(reading)):
-        found = f"is {shown(claim.value)} on {claim.host}, which {first.json_path} uses already"
+        found = f"names port {claim.value} on {claim.host}, as {first.json_path} does"
         yield Problem("port-twice", claim.json_path, claim.value, found, "give each instance of a host its own port")
 
 
@@ -60,7 +60,7 @@ def api_ports(reading: TableReading) -> Iterator[Claim]:
 
 
 def _check_loopback(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    """Report loopback addresses: other hosts would reach themselves. Allowed if all entries are this machine.
+    """Report loopback addresses: other hosts would reach themselves. Allowed if all entries are of this machine.
 
     Only the scheduler connects to a URL.
     """

@@ -95,7 +95,7 @@ def test_one_of_several_instances_is_selected_by_number(tables: Make, capsys: Ca
     assert "set --instance N or --local-table (0: 127.0.0.1 devices 0; 1:" in refusal_of(
         capsys, "prefill", *whole, *FLAGS
     )
-    assert "--instance 2: the table has the prefill instances 0..1" in refusal_of(
+    assert "--instance is 2, but the last prefill instance of the table has number 1" in refusal_of(
         capsys, "prefill", *whole, "--instance", "2", *FLAGS
     )
 

@@ -65,7 +65,7 @@ def test_an_idle_instance_stays_until_the_scheduler_has_the_table(metrics: _Metr
 def test_work_that_does_not_end_is_left_at_the_deadline(metrics: _Metrics) -> None:
     metrics.running, clock = iter([5] * 1000), SleptClock()
 
-    assert _drain(metrics, clock).startswith("5 prompts are left after 60 s")
+    assert _drain(metrics, clock).startswith("prompts left after 60 s: 5; they end")
 
 
 def test_an_instance_that_has_ended_is_not_waited_for(metrics: _Metrics) -> None:

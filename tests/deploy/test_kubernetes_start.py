@@ -147,7 +147,7 @@ def test_a_wrong_command_line_is_one_line_and_status_2(capsys: pytest.CaptureFix
     assert main(["start", "--role", "prefill"]) == 2
 
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "ranktable kube: --prefill is 0; must be at least 1"
+    assert lines[0] == "ranktable kube: --prefill is 0, but must be at least 1"
     assert "the following arguments are required: --ip, --folder" in lines[1]
 
 
@@ -182,7 +182,7 @@ def test_a_wrong_number_of_devices_is_refused_with_both_numbers(tmp_path: Path) 
 
     with pytest.raises(RanktableError, match=r"--num-devices is 2, but this container has 1 npu devices in .* \(0\)"):
         own_device_ids("npu", 2, {}, dev)
-    with pytest.raises(RanktableError, match="--num-devices is 0; must be at least 1"):
+    with pytest.raises(RanktableError, match="--num-devices is 0, but must be at least 1"):
         own_device_ids("cpu", 0, {}, dev)
 
 

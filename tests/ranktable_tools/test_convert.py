@@ -231,7 +231,7 @@ def test_the_input_is_not_overwritten(save: Save, tmp_path: Path, capsys: Say) -
         (modelarts(), ["--api-server", C], "--api-server 192.0.2.3: the table has a scheduler already: 192.0.2.1"),
         (modelarts(), ["--role", "prefill"], "--role prefill is for a table of one instance, but this table has 2"),
         (mindie(), ["--num-prefill", "1"], "modelarts tables have one scheduler, but this one has 2: 192.0.2.1"),
-        (kubeinfer(), ["--num-prefill", "0"], "--num-prefill is 0; must be at least 1"),
+        (kubeinfer(), ["--num-prefill", "0"], "--num-prefill is 0, but must be at least 1"),
         (omni_merged(), ["--num-prefill", "1", "--api-server", "10.**.**.1"], "that is a masked address"),
         (omni_merged(), ["--num-prefill", "1", "--api-server", "localhost"], "as modelarts the table would be invalid"),
     ],

@@ -107,7 +107,7 @@ def test_users_of_other_cards_do_not_matter(a2: Bench) -> None:
 
     verdict = check_card_users(a2.case(tables([own], [server(HERE, "1")], local=own)))
 
-    assert (verdict.result, verdict.message) == ("ok", "no process uses them")
+    assert (verdict.result, verdict.message) == ("ok", "no process uses the cards")
 
 
 def test_in_a_container_pids_are_the_containers(a3: Bench) -> None:
@@ -129,7 +129,7 @@ def test_a_machine_without_cards_has_nothing_to_check(tmp_path: Path) -> None:
     ("ids", "cores", "result", "words"),
     [
         (("0", "1"), 2, "ok", "2 cores for 2 device ids"),
-        (("4,5", "6,7"), 2, "warn", "4 device ids share 2 cores: they take turns"),
+        (("4,5", "6,7"), 2, "warn", "2 cores for 4 device ids, fewer than one each"),
         (("0", "0"), 1, "ok", "1 core for 1 device id"),
     ],
 )
@@ -149,5 +149,5 @@ def test_a_containers_quota_counts(tmp_path: Path) -> None:
 
     verdict = check_cores(bench.case(tables([server(HERE, "0")], [server(HERE, "1")]), cores=16))
 
-    words = "2 device ids share 16 cores, a quota of 1.5 of them: they take turns"
+    words = "16 cores with a quota of 1.5 for 2 device ids, fewer than one each"
     assert (verdict.result, verdict.message) == ("warn", words)

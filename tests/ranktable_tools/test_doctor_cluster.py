@@ -94,7 +94,7 @@ def test_one_model_on_all_instances_is_ok(tmp_path: Path) -> None:
 
     verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: before + json.dumps(reported, indent=2) + "\nafter\n"}))
 
-    assert verdict.message == "2 instances with SmolLM2, bfloat16; 1 more do not answer"
+    assert verdict.message == "2 instances with SmolLM2, bfloat16; 1 more does not answer"
     assert verdict.result == "ok"
 
 
@@ -163,7 +163,7 @@ def test_a_pair_without_a_link_is_a_failure_and_a_fallback_a_warning(tmp_path: P
     failed, warned = check_links(case), check_links(worse)
 
     assert (failed.result, failed.message) == ("fail", "prefill-0 to decode-0: no transport joins them")
-    assert (warned.result, warned.message) == ("warn", "prefill-0 to decode-0: fell back to tcp 2 times")
+    assert (warned.result, warned.message) == ("warn", "prefill-0 to decode-0: 2 fallbacks; the link now uses tcp")
 
 
 def test_without_a_scheduler_no_link_is_measured(tmp_path: Path) -> None:

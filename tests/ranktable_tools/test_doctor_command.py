@@ -70,7 +70,7 @@ def test_json_names_every_check(files: list[str], capsys: pytest.CaptureFixture[
     ("arguments", "message"),
     [
         (["--mib", "9999"], "--mib 9999 is not in 0..1024"),
-        (["--timeout", "0"], "--timeout 0 is not in 0..3600 seconds"),
+        (["--timeout", "0"], "--timeout is 0, but must be more than 0 and at most 3600 seconds"),
         (
             ["--url", "http://a:99999"],
             "--url 'http://a:99999' is not the address of a scheduler: write http://HOST:PORT",

@@ -228,7 +228,7 @@ def test_a_proxy_has_to_exclude_the_tables_hosts(tmp_path: Path) -> None:
     lacking = check_proxy(bench.case(two_hosts, {**proxy, "no_proxy": "localhost,127.0.0.1"}))
     whole = check_proxy(bench.case(two_hosts, {**proxy, "NO_PROXY": "localhost,127.0.0.1,10.0.0.0/24"}))
 
-    words = "http_proxy set, and no_proxy lacks 10.0.0.19: requests there would go through the proxy"
+    words = "http_proxy is set, but no_proxy lacks 10.0.0.19: requests there would go through the proxy"
     assert (lacking.result, lacking.message) == ("warn", words)
     assert lacking.next_step == "export no_proxy=${no_proxy:+$no_proxy,}10.0.0.19"
     assert whole.result == "ok"

@@ -123,5 +123,5 @@ def test_a_loopback_only_host_is_shown_how_to_name_its_address(tmp_path: Path, m
 
 
 def test_a_source_of_device_addresses_is_for_npus(tmp_path: Path) -> None:
-    with pytest.raises(RanktableError, match="--device-ip-from vnic is for npu; the devices of cpu have the host's"):
+    with pytest.raises(RanktableError, match="--device-ip-from vnic is for npu; cpu devices have the host's"):
         Host(tmp_path).gen(device_ip_from="vnic")

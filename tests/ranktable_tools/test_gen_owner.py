@@ -43,7 +43,7 @@ def test_a_partial_table_is_owned_too_and_has_no_secret() -> None:
 def test_gen_writes_nothing_for_an_impossible_owner(uid: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WHOLE, f"--owner={uid}"]) == 2
 
-    assert capsys.readouterr().err == f"ranktable: --owner is {uid}; must be a uid from 0 to 4294967294\n"
+    assert capsys.readouterr().err == f"ranktable: --owner is {uid}, but must be a uid from 0 to 4294967294\n"
     assert not Path("out").exists()
 
 
@@ -70,7 +70,7 @@ def test_gen_keeps_the_owners_secret_and_names_the_flag_to_others(
     capsys.readouterr()
 
     assert main(WHOLE) == 2
-    assert "belongs to user 1000, not to 0 who runs this: run as the file's owner, or as root with --owner UID" in (
+    assert "belongs to uid 1000, but this process is uid 0: run as the file's owner, or as root with --owner UID" in (
         capsys.readouterr().err
     )
     assert main([*WHOLE, "--owner=1000"]) == 0

@@ -81,8 +81,8 @@ def test_a_device_in_two_files_names_both() -> None:
         merge(parts)
 
     assert str(caught.value) == (
-        'b.json: decode-0.device[0].device_id is "0" on 10.0.0.1, which a.json: prefill-0.device[0]'
-        ".device_id uses already; A device_id can be used only once in prefill server and decode server."
+        'b.json: decode-0.device[0].device_id is "0" on 10.0.0.1, as a.json: prefill-0.device[0]'
+        ".device_id is; A device_id can be used only once in prefill server and decode server."
     )
 
 
@@ -92,5 +92,5 @@ def test_one_port_in_two_files_of_one_host_names_both() -> None:
         NamedPart("b.json", TablePart(None, (), (_server("10.0.0.1", "1", 8088),))),
     ]
 
-    with pytest.raises(RanktableError, match=r'b\.json: decode-0\.server_port is "8088" on 10\.0\.0\.1, which a'):
+    with pytest.raises(RanktableError, match=r"b\.json: decode-0\.server_port names port 8088 on 10\.0\.0\.1, as a"):
         merge(parts)

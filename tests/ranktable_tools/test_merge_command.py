@@ -86,7 +86,7 @@ def test_merge_writes_nothing_for_an_impossible_owner(
     assert main(["merge", "--global-ranktable-list", *files, "--save-dir", "whole", f"--owner={uid}"]) == 2
 
     assert not (tmp_path / "whole").exists()
-    assert capsys.readouterr().err == f"ranktable: --owner is {uid}; must be a uid from 0 to 4294967294\n"
+    assert capsys.readouterr().err == f"ranktable: --owner is {uid}, but must be a uid from 0 to 4294967294\n"
 
 
 def test_merge_writes_nothing_if_the_owner_cannot_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,8 +188,8 @@ def test_a_duplicate_device_is_named_with_both_places(save: Save, guide_global: 
     message = _refusal(save("g.json", guide_global))
 
     assert message == (
-        'server_group_list[2].server_list[0].device[1].device_id is "4" on localhost, which '
-        "server_group_list[1].server_list[0].device[0].device_id uses already; "
+        'server_group_list[2].server_list[0].device[1].device_id is "4" on localhost, as '
+        "server_group_list[1].server_list[0].device[0].device_id is; "
         "A device_id can be used only once in prefill server and decode server."
     )
 
@@ -207,7 +207,7 @@ def test_localhost_and_its_addresses_are_one_host_for_devices(save: Save, guide_
     _device(guide_global, 2, 0)["device_id"] = "5"
     _group(guide_global, 2)["server_list"][0]["server_ip"] = other
 
-    assert f'is "5" on {other}, which server_group_list[1]' in _refusal(save("g.json", guide_global))
+    assert f'is "5" on {other}, as server_group_list[1]' in _refusal(save("g.json", guide_global))
 
 
 @pytest.mark.parametrize("ranks", [("0", "2"), ("1", "2"), ("0", "0")])
@@ -335,7 +335,7 @@ def test_one_port_twice_on_one_host_is_refused(save: Save, guide_global: Documen
     for group in (1, 2):
         _group(guide_global, group)["server_list"][0]["server_port"] = "8088"
 
-    assert 'server_port is "8088" on localhost, which server_group_list[1]' in _refusal(save("g.json", guide_global))
+    assert "server_port names port 8088 on localhost, as server_group_list[1]" in _refusal(save("g.json", guide_global))
 
 
 def test_all_errors_are_found_and_the_first_counts_the_rest(save: Save, guide_global: Document) -> None:

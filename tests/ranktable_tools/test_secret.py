@@ -164,7 +164,7 @@ def test_an_impossible_uid_is_refused(tmp_path: Path, uid: int) -> None:
     with pytest.raises(RanktableError) as caught:
         check_owner(tmp_path, uid)
 
-    assert str(caught.value) == f"--owner is {uid}; must be a uid from 0 to 4294967294"
+    assert str(caught.value) == f"--owner is {uid}, but must be a uid from 0 to 4294967294"
 
 
 def test_a_uid_that_cannot_own_files_is_refused_leaving_nothing(
