@@ -1,4 +1,4 @@
-"""Rates of one engine, with --peer vllm of vLLM too, against the machine's limits: `pdserve bench engine`.
+"""Rates of one engine, and with --peer vllm also of vLLM, against the machine's limits: `pdserve bench engine`.
 
 python benchmarks/engine_rates.py --help
 """

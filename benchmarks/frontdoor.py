@@ -142,7 +142,9 @@ def ask(server: Server, load: Child, **changes: Any) -> dict[str, Any]:
     run = {"port": server.port, "path": "/v1/completions", "model": server.model, "concurrency": 1, "prompt_words": 64}
     result = load.ask(**{**run, **changes})
     if result["failures"]:
-        raise SystemExit(f"{server.name}: {result['failures']} requests failed, the first with {result['failure']}")
+        raise SystemExit(
+            f"{server.name}: {result['failures']} of the requests failed, the first with {result['failure']}"
+        )
     return result
 
 

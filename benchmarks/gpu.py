@@ -9,7 +9,7 @@ limits    | a copy within the device, a product of matrices            |        
 layers    | a decode step without attention, as transformers           | bytes read                |
           | writes it and by the device's own ops                      |                           |
 steps     | decode after 2,048 tokens, in batches; prefill 4 x 2,048   | bytes read; products      | 70% at batch 1; 60%
-peers     | vLLM if installed, else   transformers, eager and SDPA   | the same                  |
+peers     | vLLM if installed, else transformers, eager and SDPA       | the same                  |
 hand-off  | KV between two processes by cuda_ipc                       | a copy within the device  | 80%
 pd        | P and D on the device against one combined instance; gaps  | gaps without KV           |
           | between tokens on D while KV arrives                       |                           |

@@ -10,7 +10,7 @@ side that starts alternates, so a noisy machine disturbs both alike.
 Computed for every pair of requests, from the moment of sending, median over the pairs:
     hop       (second token of P/D - second token of combined) / first token of combined      goal: under 5%
     gap       the same for (second - first) of each side: the hop without the noise of two prefills
-Then streams decode on D while such prompts are handed off to it one by one, with pauses of the same length:
+Then streams decode on D while such prompts are handed off to D one by one, each followed by a pause as long as it took:
     alone, kv   the gaps between the tokens of the streams in the pauses, and while a prompt is in progress
 """
 
@@ -174,7 +174,7 @@ def measure_gaps(port: int, prompt_tokens: int, runs: int, stream_tokens: int) -
             is_under_way = any(start < last and first < end for first, last in windows)
             found["kv" if is_under_way else "alone"].append(1000 * (end - start))
     if any(len(times) < 2 for times in found.values()):
-        raise SystemExit(f"too few tokens between {len(windows)} prompts: use more --runs")
+        raise SystemExit(f"too few gaps between tokens with --runs {runs}: use more")
     percentiles = {name: statistics.quantiles(times, n=100) for name, times in found.items()}
     return {
         "handed_bytes": handed,

@@ -116,7 +116,7 @@ def measure(port: int, prefill_pid: int, args: argparse.Namespace) -> dict[str, 
                     one.answers_s += pool.map(lambda body: post(port, *body), bodies)
                 one.spans.append((began, time.monotonic()))
             one.gaps_s += [longest_gap(times, one.spans[-1]) for times in arrivals]
-            shown = f"{len(arrivals)} streams, longest gap {1000 * max(one.gaps_s[-len(arrivals) :]):.0f} ms"
+            shown = f"streams: {len(arrivals)}, longest gap {1000 * max(one.gaps_s[-len(arrivals) :]):.0f} ms"
             took_s = one.spans[-1][1] - began
             print(f"images: {kind} {index} of {args.rounds} took {took_s:.1f} s, {shown}", file=sys.stderr, flush=True)
     return found

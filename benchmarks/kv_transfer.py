@@ -7,7 +7,7 @@
 
 Peers come from benchmarks/peers/setup ($PEERS_HOME); a missing peer is a row that says so. Contestants take turns,
 on cold caches; a figure is the median of the rounds, a ratio the median of the rounds' ratios. A hand-off runs from the
-first put to the ack, on P's clock; `reserve to ack` from the request for D's ticket (over a Unix socket) to the ack.
+first put to the ack, on P's clock; `reserve to ack` starts at the request for D's ticket (over a Unix socket).
 """
 
 import argparse
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(row)
         print_progress(" ".join(cell for cell in row.cells() if cell))
     print(markdown(rows))
-    print_progress(f"{len(rows)} rows in {time.monotonic() - began:.0f} s")
+    print_progress(f"rows: {len(rows)}, in {time.monotonic() - began:.0f} s")
     if args.json:
         text = json.dumps(
             document(rows, cpu=cpu(), rounds=args.rounds, sizes_mib=args.sizes, quick=args.quick), indent=1

@@ -1,11 +1,11 @@
 """The loads of `pdserve bench pd` on larger clusters, in the simulator: P/D, --path auto, and combined instances.
 
-    python benchmarks/layouts.py                          4, 16 and 64 instances, half of them to prefill
+    python benchmarks/layouts.py                          4, 16 and 64 instances, half of them prefill
     python benchmarks/layouts.py --instances 64 --step-cost 13,0.9,1.4
 
-Each load is as many times that of the pair as the cluster has pairs, but one at a time stays one at a time. A trace has
-fixed arrivals: one at a time sends a request every 3 s, and a chat its next turn every 10 s. The costs of a step (ms of
-a step, of each sequence in it, of each prompt token) are by default those of the default model on one slow core.
+Each load is as many times that of one pair as the cluster has pairs; only "one at a time" is the same for all. A trace
+has fixed arrivals: "one at a time" sends a request every 3 s, and a chat sends its next turn every 10 s. The costs (ms
+of a step, of each sequence in it, of each prompt token) are by default those of the default model on one slow core.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from simulation.trace import TraceRequest, poisson
 
 _ONE_EVERY_S, _TURN_EVERY_S = 3.0, 10.0
 _BLOCK = 512
-"""Tokens of one id of a trace."""
+"""Tokens of one prefix block: a trace names such blocks by number."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def traces(pairs: int) -> Mapping[str, list[TraceRequest]]:
-    """Return the loads for as many pairs of instances."""
+    """Return the loads for `pairs` pairs of instances."""
     streams = [TraceRequest(0.0, 64, 256)] * 8 * pairs
     burst = [TraceRequest(2.0, 256, 8)] * 32 * pairs
     return {
@@ -64,7 +64,7 @@ def traces(pairs: int) -> Mapping[str, list[TraceRequest]]:
 
 
 def _chats(count: int) -> list[TraceRequest]:
-    """Return chats whose turns are each the whole chat so far and a new block, all after a common block."""
+    """Return chats that begin with the same block; each turn's prompt is that of the turn before and a new block."""
     numbers, requests = random.Random(4), []
     for chat in range(count):
         begun_s = numbers.uniform(0.0, _TURN_EVERY_S)

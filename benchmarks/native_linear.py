@@ -52,7 +52,7 @@ class Build:
 
 
 def shortest(works: Sequence[Callable[[int], object]], rounds: int) -> list[float]:
-    """Return the seconds of each work: the sum of the shortest times of its pieces. They take turns."""
+    """Return the seconds of each function: the sum of the shortest times of its pieces. The functions take turns."""
     best = [[float("inf")] * _PIECES for _ in works]
     for _ in range(rounds):
         for piece in range(_PIECES):
@@ -80,11 +80,11 @@ def main() -> None:
     for count in (1, 2, 4):
         work = [_multiply_random(build, count, args.k, dtype) for build in builds]
         *times, read_s = shortest([*work, lambda piece: plain[piece].sum()], args.rounds)
-        print(f"{count} rows: read {plain.nbytes / read_s / 1e9:.1f} GB/s;", _rates(plain.nbytes, times, read_s))
+        print(f"rows {count}: plain read {plain.nbytes / read_s / 1e9:.1f} GB/s;", _rates(plain.nbytes, times, read_s))
     count, wide = 96, Build(library, args.kernel, torch.float32, args.k)
     *times, wide_s = shortest([_multiply_random(build, count, args.k, dtype) for build in (*builds, wide)], args.rounds)
     flops = 2 * count * args.k * _COLUMNS * _PIECES
-    print(f"{count} rows: in float32 {flops / wide_s / 1e9:.1f} GFLOP/s;", _rates(flops, times, wide_s))
+    print(f"rows {count}: in float32 {flops / wide_s / 1e9:.1f} GFLOP/s;", _rates(flops, times, wide_s))
 
 
 def _multiply_random(build: Build, count: int, k: int, dtype: torch.dtype) -> Callable[[int], object]:
@@ -93,14 +93,14 @@ def _multiply_random(build: Build, count: int, k: int, dtype: torch.dtype) -> Ca
 
 
 def _plain_memory(piece_bytes: int) -> torch.Tensor:
-    """Return [pieces, float32 of one] in huge pages, like packed weights."""
+    """Return memory of shape [pieces, float32 values of a piece], in huge pages like packed weights."""
     memory = mmap.mmap(-1, _PIECES * piece_bytes)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32).view(_PIECES, -1).fill_(1)
 
 
 def _rates(amount: float, times: Sequence[float], least_s: float) -> str:
-    return ", ".join(f"{amount / one_s / 1e9:.1f} ({least_s / one_s:.2f} of it)" for one_s in times)
+    return ", ".join(f"{amount / one_s / 1e9:.1f} ({least_s / one_s:.2f} of that)" for one_s in times)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def _pool(num_bytes: int) -> Region:
 
 
 def in_turn(works: dict[str, Work], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each work, run in turn; the first round is not counted."""
+    """Return the median seconds of each function; they run in turn, and the first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats + 1):
         for name, work in works.items():
@@ -77,7 +77,7 @@ def in_turn(works: dict[str, Work], repeats: int) -> dict[str, float]:
 
 
 def copies(mover: Mover, moves: list[tuple[RegionRuns, RegionRuns]], *, digest: bool) -> Work:
-    """Return the work of moving everything."""
+    """Return a function that makes all the moves."""
     stop, move = StopFlag(), mover.copy_and_digest if digest else mover.copy
     return lambda: [move(source, target, stop) for source, target in moves]
 

@@ -3,11 +3,12 @@
     python benchmarks/offline.py MODEL_DIR                        256 requests, 3 rounds, both contestants
     python benchmarks/offline.py MODEL_DIR --requests 16 --rounds 1 --no-peer
 
-Prompts have 32 to 1,024 random tokens and outputs 16 to 128, by --seed; greedy, without end of sequence or prefix
-cache, bfloat16, at most 256 sequences per step and 2 GiB of KV on both sides. Each round runs both, one paused while
-the other is measured, so that a noisy machine disturbs both alike. The seconds are those of one call of LLM.generate.
-It prints medians over the rounds: each side's input and output tokens per second, and the ratio of ours to theirs
-(goal: 1.5). vLLM's CPU build is found as by `pdserve bench engine --peer vllm`: benchmarks/peers/setup, PEERS_HOME.
+Prompts have 32 to 1,024 random tokens and outputs 16 to 128, as --seed determines; greedy, without end of sequence or
+prefix cache, bfloat16, at most 256 sequences per step and 2 GiB of KV on both sides. Each round runs both, one paused
+while the other is measured, so that a noisy machine disturbs both alike. The seconds are those of one call of
+LLM.generate. The script prints medians over the rounds: each side's input and output tokens per second, and the ratio
+of ours to theirs (goal: 1.5). vLLM's CPU build is found as by `pdserve bench engine --peer vllm`:
+benchmarks/peers/setup, PEERS_HOME.
 """
 
 import argparse

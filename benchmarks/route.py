@@ -6,12 +6,12 @@
 
 A router's process runs on the first core; fake workers that replay a stream (front_door/http_workers.py) and a client
 with raw sockets run on the second. CPU time is that of all threads of the router's process, as counted by the kernel's
-scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tokenises it, and detokenises.
+scheduler, minus its idle use. Every prompt is a text of 64 words; `pdserve` tokenises it and detokenises the answer.
 
     cost       64 streams of 2 tokens and of 256, a step every 20 ms: CPU of a 2-token request, and of one more token
     latency    64 streams of 64 to 192 tokens, a step every 20 ms: of the first token since the request was sent, of the
                others since their step; `direct` is the same client talking to the workers without a router
-    many       1,000 streams at 20 tokens/s: the lag of tokens in the first and the last quarter of the full load
+    many       1,000 streams of 20 tokens/s each: the lag of tokens in the first and the last quarter of the full load
     placement  among 1,000 members, in this process: CPU time of one decision, and of placing and releasing a prompt,
                which also reads the members' loads and adds to their in-flight ledgers
 
@@ -163,7 +163,7 @@ def streams(server: Server, load: Child, **changes: Any) -> dict[str, Any]:
 
 
 def placement(num_members: int = 1000, decisions: int = 300) -> Iterator[dict[str, Any]]:
-    """Yield the time of a decision among half as many prefill as decode members, with some load on each."""
+    """Yield the time of a decision among members with some load, half of them prefill and half decode."""
     rng, times_s = random.Random(1), []
     for _ in range(decisions):
         loads = [_load(index, rng) for index in range(num_members)]

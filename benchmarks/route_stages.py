@@ -1,9 +1,9 @@
-"""The stages of a request over vLLM workers and over own instances, as shares of the router's CPU time.
+"""The stages of a request over vLLM workers and over our own instances, as shares of the router's CPU time.
 
     python benchmarks/route_stages.py --py-spy BIN/py-spy
 
-64 streams of 2 tokens, as in case `cost` of route.py; py-spy samples the router's process meanwhile. A sample belongs
-to the stage of its innermost frame that is in the table below; the rest is the event loop and the kernel.
+64 streams of 2 tokens, as in the case `cost` of route.py; py-spy samples the router's process meanwhile. A sample
+belongs to the stage of its innermost frame that is in the table below; the rest is the event loop and the kernel.
 """
 
 import argparse

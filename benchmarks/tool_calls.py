@@ -111,7 +111,7 @@ def _us_per_token(parser: StepParser | ReasoningParser, text: str) -> float:
 
 
 def _required(count: int, prefix: str) -> StructuredOutput:
-    """Return the constraint of a choice of so many tools, each with ten arguments of several types."""
+    """Return the constraint of a choice of `count` tools, each with ten arguments of several types."""
     types: tuple[dict[str, Any], ...] = (
         {"type": "string"}, {"type": "integer"}, {"type": "boolean"}, {"enum": ["celsius", "kelvin"]},
         {"type": "array", "items": {"type": "number"}},

@@ -63,7 +63,7 @@ _GAP = r"[\s\"'fru#]+"
 _ANYWHERE = re.compile(
     rf"\b(?:{'|'.join(re.sub(r'[(][?]<?!.*?[)]', '', word).replace(' ', _GAP) for word in INSTEAD)})\b"
 )
-"""Matches a file's text, in small letters, wherever a private word may stand in it, in code too: most have none."""
+"""Matches a lower-cased file where a private word may be, in code too; most files have none and are not parsed."""
 
 
 def main(argv: Sequence[str]) -> int:

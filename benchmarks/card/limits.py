@@ -15,7 +15,7 @@ H200_OPERATIONS_S = 788e12
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the device `name`. `copied_bytes_s` counts each byte that a copy moves once."""
+    """The limits called `name`. `copied_bytes_s` counts a copied byte once, `read_bytes_s` its read and its write."""
 
     name: str
     read_bytes_s: float

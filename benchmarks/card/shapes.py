@@ -48,7 +48,7 @@ class Shape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
 
     def decode_bytes(self, batch: int) -> int:
-        """Return the least bytes that a step of `batch` sequences reads: weights, and the KV of each sequence."""
+        """Return the fewest bytes that a step of `batch` sequences reads: weights, and the KV of each sequence."""
         weights = (self.layer_weights + self.head_weights) * self.itemsize
         return weights + batch * (self.context + 1) * self.kv_token_bytes
 

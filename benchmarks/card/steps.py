@@ -40,7 +40,7 @@ def measure_steps(shape: Shape, device: Device, limits: Limits, *, rounds: int, 
 def decode_row(
     shape: Shape, who: str, seconds: float, batch: int, limits: Limits, goal: float | None, note: str
 ) -> Row:  # fmt: skip
-    """Return the row of a decode step: the least bytes it must read, per second."""
+    """Return the row of a decode step: the fewest bytes that the step must read, per second."""
     step, tokens_s = f"step {seconds * 1e3:.3g} ms", f"{batch / seconds:,.0f} tokens/s"
     return Row(
         f"{shape.name} decode, batch {batch}, context {shape.context}", who, shape.decode_bytes(batch) / seconds / 1e9,

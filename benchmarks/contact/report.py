@@ -1,4 +1,4 @@
-"""The folder of a first contact: report.md for people, steps.json to resume from; neither has secrets."""
+"""The folder of a first contact: report.md for people, steps.json to resume from; neither contains secrets."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The addresses of the benchmark's instances, on which both ends must agree."""
+"""The host, roles and device ids of the benchmark's instances, shared by the instances and the scheduler."""
 
 from wire.types import Role
 

@@ -1,4 +1,4 @@
-"""CPU time of a process, in nanosecond resolution, and the round trips of requests to it."""
+"""CPU time of a process, with nanosecond resolution, and the round trips of requests to it."""
 
 import http.client
 import time

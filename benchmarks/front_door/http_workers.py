@@ -5,7 +5,7 @@
 Each answers /v1/completions and /v1/chat/completions with the same tokens for every prompt, one event per token; only
 the length and the fields of an answer depend on the request. The first token is sent at once, and the others of all
 streams together at the next multiples of `step_s` of the monotonic clock, so that a client on this machine knows when
-each was sent. The prefill worker's answer has the transfer fields that a router copies to decode.
+each was sent. The prefill worker's answer has the transfer fields that a router copies into the decode request.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _STREAM_HEAD = (
 
 
 class Stream:
-    """One streamed answer: its events are the same for all requests except for their fields."""
+    """One streamed answer: only its length and the fields of its events depend on the request."""
 
     def __init__(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         self.left = int(body.get("max_tokens") or 1)

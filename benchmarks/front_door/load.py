@@ -121,7 +121,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         busy = len(calls)
         while busy:
             if time.perf_counter() - began > RUN_S:
-                raise TimeoutError(f"{busy} requests are not answered after {RUN_S:g} s")
+                raise TimeoutError(f"requests without an answer after {RUN_S:g} s: {busy}")
             for key, _ in selector.select(1.0):
                 if not key.data.receive():
                     continue

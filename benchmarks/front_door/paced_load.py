@@ -98,7 +98,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         while busy:
             now = time.perf_counter()
             if now - began > RUN_S:
-                raise TimeoutError(f"{busy} requests are not answered after {RUN_S:g} s")
+                raise TimeoutError(f"requests without an answer after {RUN_S:g} s: {busy}")
             while starts and starts[0][0] <= now:
                 clients[heapq.heappop(starts)[1]].send()
             for key, _ in selector.select(max(0.0, starts[0][0] - now) if starts else 1.0):

@@ -37,7 +37,7 @@ class Ours:
                 )
                 for i, socket in enumerate(sockets)
             ]
-            # P i begins with D i, to spread the prompts of all
+            # P i begins with D i, so that the prompts of all P spread over all D
             self.prefills = [
                 self._start(
                     "sender_process",

@@ -1,4 +1,4 @@
-"""The benchmark's D: one pool and one KvReceiver; P gets tickets over a Unix socket, the parent controls it."""
+"""The benchmark's D: one pool and one KvReceiver. P gets tickets over a Unix socket; the parent controls D."""
 
 import secrets
 import sys

@@ -60,7 +60,7 @@ class Sampler:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """Return "file:function:line" of our innermost frame, and the library function that it is in, if any."""
+    """Return "file:function:line" of our innermost frame, and the library function running under it, if any."""
     inner = frame
     while frame is not None:
         path = Path(frame.f_code.co_filename)

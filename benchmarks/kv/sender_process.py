@@ -138,7 +138,7 @@ class Prefill:
             if self._error is not None:
                 raise self._error
             if not done:
-                raise TimeoutError(f"{len(self._open)} hand-offs without an ack after {DEADLINE_S} s")
+                raise TimeoutError(f"hand-offs without an ack after {DEADLINE_S} s: {len(self._open)}")
 
     def _blocks(self, tokens: int, first: int, scattered: bool) -> tuple[int, ...]:
         key = (tokens, first, scattered)

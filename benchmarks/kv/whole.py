@@ -1,6 +1,6 @@
 """The complete hand-off as a scheduler sees it: two instances with the fake engine, and this process as scheduler.
 
-    Reserve -> D, Reserved -> here, Prefill -> P, computed and sent, HandedOff (P got D's ack) -> here
+    here --Reserve--> D --Reserved--> here --Prefill--> P computes, sends, gets D's ack --HandedOff--> here
 
 This includes two gRPC round trips and the fake engine's arithmetic; the clock is this process's.
 """
@@ -33,7 +33,7 @@ E = TypeVar("E")
 
 
 def measure_whole(transport: str, tokens: int, hand_offs: int, limit_ms: float | None) -> Iterator[Row]:
-    """Return the row of `transport`. Raises RuntimeError if the instances do not start."""
+    """Yield the row of `transport`. Raises RuntimeError if the instances do not start."""
     print_progress(f"{transport}: {hand_offs} prompts of {tokens} tokens through two fake instances")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kv-bench-")))

@@ -72,7 +72,7 @@ def pattern(number: int) -> bytes:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends: a process stopped by SIGSTOP would stay forever."""
+    """Let the kernel kill this process when its parent ends; otherwise it would stay forever if stopped by SIGSTOP."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -81,7 +81,7 @@ def write_vision_model(shape: VisionShape, folder: Path) -> None:
 
 
 def png(side: int, seed: int) -> bytes:
-    """Return a PNG of `side` x `side` smooth random pixels: about as many bytes as a picture has."""
+    """Return a PNG of `side` x `side` smooth random pixels; its file is about as large as that of a photograph."""
     small = Image.frombytes("RGB", (64, 64), random.Random(seed).randbytes(3 * 64 * 64))
     out = io.BytesIO()
     small.resize((side, side), Image.Resampling.BICUBIC).save(out, "PNG", compress_level=1)

@@ -12,7 +12,7 @@ BROKEN = b"broken"
 
 
 class FakeEncoding:
-    """Encodes each file to `count` tokens; with `holds` it waits before each until `go` is called once for it."""
+    """Encodes each file to `count` tokens; with `holds`, each file waits until `go` lets it be encoded."""
 
     def __init__(self, count: int, *, holds: bool = False, on_start: Callable[[], object] = lambda: None) -> None:
         self._count, self._on_start = count, on_start

@@ -33,8 +33,9 @@ class FakeConfig:
 
     A step takes `step_seconds`, and `token_seconds` more for each token in it. `kv_tensors` lists (layer, name, heads,
     head_dim) per tensor, instead of k and v of `heads` x `head_dim` in each of `num_layers`; a layer may have none.
-    `runs_ahead`: a step is computed only when it is collected, as on a slow device. Layers are reported at launch,
-    as on devices, but a host pool has no event to wait for: such an instance cannot hand off prompts.
+    `runs_ahead`: a step is computed only when its result or its blocks are needed, as on a slow device. Layers are
+    reported at launch, as on devices, but a host pool has no event to wait for: such an instance cannot hand off
+    prompts.
     """
 
     salt: int = 0
@@ -115,7 +116,7 @@ class FakeModel:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether steps are computed when they are collected."""
+        """Whether steps are computed after their launch."""
         return self._config.runs_ahead
 
     @property
@@ -124,7 +125,7 @@ class FakeModel:
         return tuple(self._pools)
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
-        """Write the batch's KV layer by layer and choose the tokens; if it runs ahead, not before `collect`."""
+        """Write the batch's KV layer by layer and choose the tokens; if the model runs ahead, only queue that."""
         if not self._config.runs_ahead:
             return Computed(self._compute(batch, layer_done))
         launched = self._queue.launch(batch, self._compute)
@@ -147,7 +148,7 @@ class FakeModel:
         return answer(batch, [self._checksum_at(batch, row) for row in rows_read(batch)], self._info.vocab_size)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block of every tensor, after all launched steps; it is done on return, as on a device."""
+        """Copy one block of every tensor, after all launched steps; the copy is complete on return."""
         self._queue.run()
         self._copy_block(source, target)
 
@@ -166,7 +167,7 @@ class FakeModel:
             store.save(block_ids, slots)
 
     def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy them back."""
+        """Copy saved blocks back into every pool."""
         self._queue.run()
         for store in self._stores:
             store.load(slots, block_ids)

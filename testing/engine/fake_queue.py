@@ -1,4 +1,4 @@
-"""Launched steps of the arithmetic model that runs ahead: computed in order when a result is collected."""
+"""Launched steps of the arithmetic model that runs ahead: computed in order, once a result or a block is needed."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ class LaunchQueue:
         self._last: LaunchedFake | None = None
 
     def launch(self, batch: StepBatch, compute: Compute) -> "LaunchedFake":
-        """Queue `compute`; it makes the batch's output when this step or a later one is collected."""
+        """Queue `compute`, which makes the batch's output, for `run`."""
         launched = LaunchedFake(self, batch, compute, self._last if batch.carried else None)
         self._work.append(launched.compute)
         self._last = launched

@@ -18,7 +18,7 @@ DEFAULT_POOL_BYTES = 16 * 2**20
 
 
 def fake_model(config: InstanceConfig) -> Model:
-    """Build the fake model of an instance; its salt is unique, so its numbers show which instance computed them."""
+    """Build the fake model of an instance; its salt is unique, so KV and tokens show which instance computed them."""
     options = config.options
     values = _read(Path(options.model) / "config.json", {"vocab_size": "vocab_size"})
     values |= _read(Path(options.model) / "fake.json", {f.name: f.name for f in dataclasses.fields(FakeConfig)})
@@ -36,7 +36,9 @@ def fake_model(config: InstanceConfig) -> Model:
         token_bytes = sum(layout.token_bytes for layout in fake_layouts(draft))
     except (KeyError, TypeError, ValueError) as error:
         shape = draft.kv_tensors or (draft.num_layers, draft.heads, draft.head_dim)
-        raise ConfigError(f"no fake of {draft.ranks} ranks can be built from {draft.dtype} {shape}: {error}") from error
+        raise ConfigError(
+            f"no fake model can be built with ranks {draft.ranks}, {draft.dtype} and KV {shape}: {error}"
+        ) from error
     num_blocks = (options.kv_cache_memory or DEFAULT_POOL_BYTES) // (token_bytes * draft.block_size)
     return FakeModel(dataclasses.replace(draft, num_blocks=max(1, num_blocks)))
 

@@ -20,7 +20,7 @@ class Line:
 
 
 Script = Callable[[GenerationRequest, int, int], Line]
-"""From (request, prompt, sequence) to its output."""
+"""Maps (request, prompt, sequence) to the output of that sequence."""
 
 TIMES = StageTimes(
     queue_s=0.001, reserve_s=0.002, prefill_s=0.1, send_s=0.01, first_step_s=0.02, kv_bytes=4096, transport="shm"

@@ -112,7 +112,7 @@ def _top(token_id: int, scores: TokenLogprobs) -> dict[str, float]:
 
 
 def scores_of(choice: FakeChoice) -> list[dict[str, Any] | None] | None:
-    """Return the log probabilities of its prompt's tokens."""
+    """Return the log probabilities of the prompt's tokens."""
     if choice.prompt_logprobs is None or choice.prompt is None:
         return None
     return [

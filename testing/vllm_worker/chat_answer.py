@@ -10,7 +10,7 @@ from wire.types import TokenLogprobs
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """Makes the JSON of one chat's answer; `form` is that of a completion with the same ids."""
+    """Makes the JSON of one chat's answer; `form` makes that of a completion with the same ids."""
 
     form: AnswerBody
 
@@ -69,7 +69,7 @@ class ChatAnswer:
 
 
 def _entry(token_id: int, scores: TokenLogprobs, wanted: int) -> dict[str, Any]:
-    """Return the log probabilities of a token; it counts among the `wanted` best ones."""
+    """Return a token's log probability, with at most `wanted` in `top_logprobs`, of which its own is the first."""
     values = {token_id: scores.logprob} | dict(zip(scores.top_ids, scores.top_logprobs, strict=True))
     top = [_named(one, value) for one, value in list(values.items())[:wanted]]
     return _named(token_id, scores.logprob) | {"top_logprobs": top}

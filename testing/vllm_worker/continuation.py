@@ -1,4 +1,4 @@
-"""The arithmetic model's output, token by token: one checksum for each KV tensor grows with each token."""
+"""The arithmetic model's output, token by token: each token's KV extends one checksum for each KV tensor."""
 
 import zlib
 from collections.abc import Sequence

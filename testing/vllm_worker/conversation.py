@@ -58,7 +58,7 @@ def _parts(message: Mapping[str, Any]) -> Iterator[str | bytes]:
 
 
 def _file(url: str) -> bytes:
-    """Return the file of a data URL; vLLM would fetch others."""
+    """Return the file of a data URL; vLLM would also fetch other URLs."""
     head, comma, data = url.partition(",")
     if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
         raise BadRequest(f"this worker fetches no image: {url[:80]}", status=422, param="image_url")

@@ -39,7 +39,7 @@ class Fault:
 
 
 class Faults:
-    """Owner of the pending faults, in order. `die` ends the process, or the server inside one, and `stop` stops it."""
+    """Owner of the pending faults, in order. `die` ends the process (or the server in one), `stop` suspends it."""
 
     def __init__(self, die: Callable[[], None], stop: Callable[[], None]) -> None:
         self._die = die

@@ -1,4 +1,4 @@
-"""Models whose layers keep a state (Mamba, GDN) beside the KV of tokens: a state holds whole prompts, not parts.
+"""Models whose layers keep a state (Mamba, GDN) beside the KV of tokens: a state is of all tokens so far.
 
 After _truncate_request_for_prefill and _get_remote_prefill_token_count of vLLM 0.26 and 0.33 (NIXL, Mooncake), and
 vllm-ascend 0.23:

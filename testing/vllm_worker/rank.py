@@ -74,7 +74,7 @@ class WorkerRank:
         self._goes_on.clear()
 
     async def pause(self, seconds: float = 0.0) -> None:
-        """Wait for that long, and forever once it is frozen."""
+        """Wait for that long, and then until the rank is not frozen."""
         if seconds:
             await asyncio.sleep(seconds)
         await self._goes_on.wait()
@@ -120,7 +120,7 @@ class WorkerRank:
     ) -> list[KvEntry]:  # fmt: skip
         """Request the KV of a running prompt, and wait for it without a limit, in no batch slot.
 
-        Aborted meanwhile, it keeps its blocks until the KV is here (Scheduler.finish_requests of vllm.v1.core.sched).
+        A prompt aborted meanwhile keeps its blocks until its KV is here (vllm.v1.core.sched, finish_requests).
         """
         arrival: asyncio.Future[list[KvEntry]] = asyncio.get_running_loop().create_future()
         self.arrivals[key] = arrival

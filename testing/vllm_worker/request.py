@@ -22,7 +22,7 @@ _COPIED = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", 
 class FakeBody:
     """A validated body. `params` are those of the model; `transfer` is `kv_transfer_params`, forwarded unread.
 
-    That of a chat has one prompt; `marks` are those of its images, by position.
+    A chat's body has one prompt; `marks` are the marks of the chat's images, by position.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -84,7 +84,7 @@ def read_body(body: Mapping[str, Any], model: str, fake: FakeConfig, *, is_chat:
 
 
 def _late_error(body: Mapping[str, Any], params: SamplingParams) -> BadRequest | None:
-    """Return what vLLM finds only in its engine (SamplingParams.verify): of a stream, once the stream is read."""
+    """Return the error that only vLLM's engine finds (SamplingParams.verify), after a stream has begun."""
     if body.get("thinking_token_budget", -1) not in (None, -1):
         return BadRequest("thinking_token_budget needs --reasoning-parser, which this worker lacks.")
     if (params.logprobs or 0) > _MAX_LOGPROBS:

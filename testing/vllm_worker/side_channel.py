@@ -17,7 +17,7 @@ _LIMIT = aiohttp.ClientTimeout(total=10)
 async def serve_rank(
     request: web.Request, rank: WorkerRank, session: aiohttp.ClientSession, *, wrong_200: bool
 ) -> web.Response:
-    """Answer one message: `read`, or `end`, which frees the blocks unread; `register` for KV, or a `push` of it."""
+    """Answer one message: `read` (and free) blocks, `end` (free them unread), `register` for KV, or `push` KV."""
     message = await request.json()
     request_id = message["request_id"]
     if message["engine_id"] != rank.engine_id:

@@ -70,7 +70,7 @@ class FakeVllmWorker:
     ) -> None:  # fmt: skip
         """`on_death` ends the process for the fault `die`; by default only the sockets break, as if it had ended.
 
-        `on_stop` stops it; by default all its work stands still.
+        `on_stop` suspends the process for the fault `stop`; by default only the worker's work stands still.
         """
         self.settings = settings
         self.received: list[Received] = []

@@ -113,5 +113,5 @@ def test_invalid_tensors_are_refused(tmp_path: Path, kv: list[object]) -> None:
     invalid = config(tmp_path, Role.PREFILL, (0,))
     (tmp_path / "fake.json").write_text(json.dumps({**FAKE, "kv_tensors": kv}))
 
-    with pytest.raises(ConfigError, match="no fake of 1 ranks"):
+    with pytest.raises(ConfigError, match="no fake model can be built with ranks 1"):
         fake_model(invalid)
