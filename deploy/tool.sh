@@ -1,7 +1,7 @@
 #!/bin/sh
-# Run one of pdserve's tools from the clone: tool.sh NAME MODULE [ARGUMENTS]. They need only the standard library,
+# Run one of pdserve's tools from the clone: tool.sh NAME MODULE [ARGUMENTS]. The tools need only the standard library,
 # plus PyYAML for --config.
-# NAME is the prefix of its messages. PDSERVE_PYTHON overrides the clone's .venv and python3.
+# NAME is the prefix of messages. PDSERVE_PYTHON overrides the choice of Python: the clone's .venv, or else python3.
 set -eu
 
 name=$1

@@ -3,10 +3,10 @@
 #   GLOBAL_RANK_TABLE_FILE_PATH  the global ranktable, the same file everywhere
 #   RANK_TABLE_FILE_PATH         the local ranktable of this process
 #   NODE_PORTS, USE_OPENAI       for the scheduler only
-# The flags are pdserve's. PDSERVE_PYTHON overrides the clone's .venv and python3.
+# The flags are pdserve's. PDSERVE_PYTHON overrides the choice of Python: the clone's .venv, or else python3.
 set -eu
 
-# torch_npu would take this one for its own and build its groups from it.
+# torch_npu would take this variable as its own and build its groups from the file.
 unset RANK_TABLE_FILE
 
 fail() {
@@ -26,7 +26,7 @@ else
 fi
 command -v "$python" >/dev/null 2>&1 || fail "no Python at $python: run scripts/install, or set PDSERVE_PYTHON"
 
-# Print the first module that is needed and cannot be found. -P keeps the current folder out of the import path.
+# Print the first needed module that cannot be found. -P keeps the current folder out of the import path.
 first_missing() {
     "$python" -P -c 'from importlib.util import find_spec
 print(next((name for name in ("pdserve", "fastapi") if find_spec(name) is None), ""))' 2>/dev/null ||

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Install the clone into its .venv, over the image's Python: install_pdserve.sh cpu|cuda|npu [TORCH [TORCH_NPU]].
+# Install the clone into its .venv, with the image's Python and packages:
+#   install_pdserve.sh cpu|cuda|npu [TORCH [TORCH_NPU]]
 #
-# An image's own torch is kept; TORCH and TORCH_NPU are pinned versions.
+# An image's own torch is kept; TORCH and TORCH_NPU are the versions to pin.
 set -eu
 cd "$(dirname -- "$0")/../.."
 
@@ -10,7 +11,8 @@ pin() { [ -z "$2" ] || sed -i "s/^$1==.*/$1==$2/" constraints.txt; }
 pin torch "${2:-}"
 pin torch_npu "${3:-}"
 
-# Native parts are only used if the running user owns them: root's are removed, the Dockerfile builds ma-user's.
+# Native libraries are only used if they belong to the running user: root's are removed here, and the Dockerfile builds
+# ma-user's.
 work=$(mktemp -d)
 export PDSERVE_RUN_DIR="$work" PDSERVE_CACHE_DIR="$work/cache" PIP_NO_CACHE_DIR=1
 python3 -m venv --system-site-packages .venv

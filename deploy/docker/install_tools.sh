@@ -1,6 +1,6 @@
 #!/bin/sh
-# Install what an image needs beside Python: a C compiler, which builds the native parts at the end of the image's build;
-# install_tools.sh vision: g++ and git too, for torchvision_npu. Nothing is done for what is there already.
+# Install what an image needs besides Python: a C compiler, which builds the native libraries at the end of the build of
+# the image; with `install_tools.sh vision` also g++ and git, for torchvision_npu. Tools that exist are left alone.
 set -eu
 
 there() { command -v "$1" >/dev/null 2>&1; }
@@ -29,6 +29,6 @@ elif there yum; then
     yum install -y $wanted glibc-devel
     yum clean all
 else
-    echo "install_tools.sh: no apt-get, dnf or yum to install $wanted with" >&2
+    echo "install_tools.sh: cannot install $wanted: the image has no apt-get, dnf or yum" >&2
     exit 1
 fi

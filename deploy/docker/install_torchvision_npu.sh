@@ -1,6 +1,6 @@
 #!/bin/bash
-# Build torchvision_npu as the guide does: install_torchvision_npu.sh URL TAG TORCHVISION, the tag v0.N.x-... that
-# build_image.sh chose for the image's torch, and the torchvision 0.N that goes with both.
+# Build torchvision_npu as the guide does: install_torchvision_npu.sh URL TAG TORCHVISION. TAG is the v0.N.x-... that
+# build_image.sh chose for the image's torch, TORCHVISION is the matching 0.N.
 set -eu
 url=$1
 tag=$2

@@ -126,8 +126,8 @@ def test_another_volume_may_give_each_pod_its_certificate() -> None:
     [
         ({"tls": {"enabled": True, "existing": "x"}}, "instance.probe is grpc, and the kubelet has no certificate"),
         ({"tls": {"enabled": True}, "instance": {"probe": "http"}}, "tls.existing is empty: name a Secret"),
-        ({"tls": {"enabled": True, "existing": "x"}, "ray": {"enabled": True}}, "are not for ray.enabled"),
-        ({"networkPolicy": {"enabled": True}, "ray": {"enabled": True}}, "are not for ray.enabled"),
+        ({"tls": {"enabled": True, "existing": "x"}, "ray": {"enabled": True}}, "cannot be used with ray.enabled"),
+        ({"networkPolicy": {"enabled": True}, "ray": {"enabled": True}}, "cannot be used with ray.enabled"),
         ({"networkPolicy": {"enabled": True}, "decode": {"hostNetwork": True}}, "not for hostNetwork"),
     ],
 )

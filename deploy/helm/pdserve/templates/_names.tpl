@@ -1,4 +1,4 @@
-{{- /* Names, labels and the parts that several objects share. Each takes the whole of the chart, unless it says so. */ -}}
+{{- /* Names, labels and the parts that several objects share. Each takes the root, unless a comment says otherwise. */ -}}
 
 {{- define "pdserve.name" -}}
 {{- if contains "pdserve" .Release.Name -}}
@@ -45,7 +45,7 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- .Values.model.path | default "/work/state/cache/models/SmolLM2-135M-Instruct" -}}
 {{- end -}}
 
-{{- /* What every process of the cluster is told of the model, and the flags for all. */ -}}
+{{- /* The flags that every process of the cluster gets: the model's, and those in `args`. */ -}}
 {{- define "pdserve.modelArgs" -}}
 - --model={{ include "pdserve.model" . }}
 {{- if .Values.model.name }}
@@ -58,7 +58,7 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end }}
 {{- end -}}
 
-{{- /* uid 1000 is the image's ma-user, whose the cards of a node are. */ -}}
+{{- /* uid 1000 is the image's ma-user, to whom the cards of a node belong. */ -}}
 {{- define "pdserve.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 1000
@@ -91,7 +91,7 @@ schedulerName: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{- /* Takes root and resources; devices (0 for none) are asked for as the device plugin calls them. */ -}}
+{{- /* Takes root, resources and devices (0 for none), which are requested under the device plugin's name. */ -}}
 {{- define "pdserve.resources" -}}
 resources:
   requests:
@@ -112,13 +112,13 @@ resources:
   {{- end }}
 {{- end -}}
 
-{{- /* The certificate, key and authority of a pod: a Secret's, or what another volume gives it. */ -}}
+{{- /* The volume with a pod's certificate, key and authority: a Secret, or the one in `tls.volume`. */ -}}
 {{- define "pdserve.tlsVolume" -}}
 {{- if .Values.tls.volume -}}
 {{- toYaml .Values.tls.volume -}}
 {{- else if .Values.tls.existing -}}
 secret: {secretName: {{ .Values.tls.existing }}, defaultMode: 288}
 {{- else -}}
-{{- fail "tls.existing is empty: name a Secret with tls.crt, tls.key and ca.crt, or give tls.volume" -}}
+{{- fail "tls.existing is empty: name a Secret with tls.crt, tls.key and ca.crt, or set tls.volume" -}}
 {{- end -}}
 {{- end -}}

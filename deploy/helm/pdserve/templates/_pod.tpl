@@ -1,9 +1,9 @@
 {{- /*
 The pod of a member. Takes root, role (scheduler, prefill, decode) and values, the role's own.
 
-  announce  a sidecar: the part of this pod to the API server, the cluster's table back; it alone has a token
-  follow    in its place where a platform's table of another dialect has to be converted
-  model     fetches the default model, where none is named
+  announce  a sidecar: sends this pod's part to the API server and fetches the cluster's table; only it has a token
+  follow    replaces announce if a platform's table of another dialect has to be converted
+  model     fetches the default model, if no model is named
   the role  `start` writes the part, waits for the table, and becomes start_servers.sh
 */ -}}
 {{- define "pdserve.pod" -}}
@@ -135,7 +135,7 @@ spec:
         {{- else if $platform.enabled }}
         - --ip={{ $platform.apiServer | default "$(POD_IP)" }}
         {{- else }}
-        # The name of the Service: it stays the same when the pod is recreated, and so does the table.
+        # The name of the Service stays the same when the pod is recreated, so the table stays the same too.
         - --ip={{ include "pdserve.name" $root }}
         {{- end }}
         - --
@@ -227,7 +227,7 @@ spec:
     {{- else }}
     - name: platform
       {{- if not $platform.volume }}
-      {{- fail "table.platform.volume is empty: name the volume that has the platform's table" }}
+      {{- fail "table.platform.volume is empty: set it to the volume that contains the platform's table" }}
       {{- end }}
       {{- toYaml $platform.volume | nindent 6 }}
     {{- end }}
@@ -268,7 +268,7 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{- /* What a token, the authority and the namespace come by where no token is mounted into all containers. */ -}}
+{{- /* A volume with the token, the authority and the namespace: for pods that mount no token into all containers. */ -}}
 {{- define "pdserve.tokenVolume" -}}
 - name: token
   projected:

@@ -1,7 +1,7 @@
 {{- define "pdserve.instanceCheck" -}}
 {{- if eq .Values.instance.probe "grpc" -}}
 {{- if .Values.tls.enabled -}}
-{{- fail "instance.probe is grpc, and the kubelet has no certificate to ask with: give instance.probe http with tls.enabled" -}}
+{{- fail "instance.probe is grpc, but with tls.enabled it must be http: the kubelet has no certificate for gRPC" -}}
 {{- end -}}
 grpc: {port: {{ .Values.instance.port }}}
 {{- else -}}
@@ -9,13 +9,13 @@ httpGet: {path: /health, port: {{ .Values.instance.httpPort }}}
 {{- end -}}
 {{- end -}}
 
-{{- /* Before it serves, an instance says that it does not; then, when its engine makes no progress. */ -}}
+{{- /* The check fails until the instance serves, and later while its engine makes no progress. */ -}}
 {{- define "pdserve.instanceProbes" -}}
 startupProbe:
   {{- include "pdserve.instanceCheck" . | nindent 2 }}
   periodSeconds: 5
   timeoutSeconds: 3
-  # Waiting for the table, and loading.
+  # The time to wait for the table and to load the model.
   failureThreshold: {{ div (add .Values.table.waitSeconds .Values.instance.startupSeconds) 5 }}
 readinessProbe:
   {{- include "pdserve.instanceCheck" . | nindent 2 }}
@@ -33,7 +33,7 @@ startupProbe:
   httpGet: {path: /health, port: http}
   periodSeconds: 2
   timeoutSeconds: 3
-  # Waiting for the table.
+  # The time to wait for the table.
   failureThreshold: {{ div (add .Values.table.waitSeconds 60) 2 }}
 readinessProbe:
   httpGet: {path: /ready, port: http}
