@@ -103,7 +103,7 @@ def streams(server: Server, load: Child, at_once: int, idle: float, scale: float
     result = ask(server, load, concurrency=at_once, requests=count, max_tokens=tokens, stream=True)
     num_tokens = count * tokens
     used_us, threads = spent(server, before, idle * result["seconds"], num_tokens)
-    figure = f"streamed token, {at_once} streams"
+    figure = f"streamed token, {at_once} stream{'s' if at_once > 1 else ''}"
     more = {"events_a_token": round(result["events"] / num_tokens, 3), "per_s": rate(num_tokens, result)}
     yield row(figure, "token_us", used_us, threads_us=threads, **more)
 

@@ -72,7 +72,7 @@ def choices(threads: int, counts: list[int]) -> Iterator[str]:
                     sample(scores[:count], rows, chooser)
                     spent.append(1000 * (time.perf_counter() - began))
             ours, theirs = statistics.median(times[1]), statistics.median(times[0])
-            yield f"{name}, {count} rows: torch {theirs:.2f} ms, native {ours:.2f} ms"
+            yield f"{name}, rows {count}: torch {theirs:.2f} ms, native {ours:.2f} ms"
 
 
 def steps(threads: int, counts: list[int]) -> Iterator[str]:

@@ -73,7 +73,7 @@ def add_device_lists(parser: argparse.ArgumentParser) -> None:
 def add_dialect(parser: argparse.ArgumentParser) -> None:
     """Add --dialect, for a table whose structure does not determine its dialect."""
     *others, last = (dialect.name for dialect in DIALECTS)
-    parser.add_argument("--dialect", metavar="NAME", help=f"{', '.join(others)} or {last}")
+    parser.add_argument("--dialect", metavar="NAME", help=f"default: detected; else {', '.join(others)} or {last}")
 
 
 def add_read_options(parser: argparse.ArgumentParser) -> None:

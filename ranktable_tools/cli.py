@@ -29,7 +29,7 @@ Two hosts: gen on each, then merge the two global tables on one of them:
   hostA$ ranktable gen --prefill-server-list 0,1 --api-server
   hostB$ ranktable gen --decode-server-list 0,1
   hostA$ ranktable merge --global-ranktable-list global_ranktable_A.json global_ranktable_B.json
-Look at a table, and check it with the local ones:
+Look at a table, and check it together with its local tables:
   ranktable show global_ranktable_10.0.0.18.json
   ranktable lint global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_*.json
 Convert another tool's table to tables for pdserve, and compare two tables:

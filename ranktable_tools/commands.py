@@ -86,7 +86,7 @@ def _request(arguments: GenArguments) -> GenRequest:
 def _address_note(arguments: GenArguments, request: GenRequest) -> str | None:
     if arguments.ip is not None or request.ip != "127.0.0.1":
         return None
-    return "only a loopback address was found, which no other host can reach. Please provide it via --ip argument."
+    return "no address was found at which other hosts reach this one. Please provide it via --ip argument."
 
 
 def _stale_note(generated: Generated, ip: str, save_dir: str) -> str | None:

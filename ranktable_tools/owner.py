@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def whose(path: Path) -> str:
-    """Describe a file's owner and this process's user; if they are the same, its mode."""
+    """Describe a file's owner and this process's user; if they are the same, the file's mode instead."""
     own_mode = mode_of_own(path)
     if own_mode is not None:
         return f"it belongs to uid {os.geteuid()}, this process's user, and has mode {own_mode:04o}"

@@ -56,8 +56,8 @@ def examine_local(path: str) -> tuple[list[Problem], LocalTable | None]:
     servers = [located.server for located in reading.servers]
     if len(servers) > 1:
         advice = (
-            "must have 1: pdserve cannot start an instance over several servers: split it into one per server "
-            "(tables of merge-local are for other tools)"
+            "must have 1, because pdserve cannot start an instance over several servers: write a local table for each "
+            "server (tables of merge-local are for other tools)"
         )
         Node(len(servers), "server_list", root.problems).report("instance-over-servers", _servers(servers), advice)
     else:

@@ -112,7 +112,9 @@ class Table:
         """Return the number of instances as text, by role if the table has roles."""
         prefill, decode = len(self.of_role("prefill")), len(self.of_role("decode"))
         unknown = len(self.instances) - prefill - decode
-        return f"{unknown} instances, roles unknown" if unknown else f"{prefill} prefill, {decode} decode"
+        if unknown:
+            return f"{unknown} instance{'s' if unknown > 1 else ''}, roles unknown"
+        return f"{prefill} prefill, {decode} decode"
 
 
 @dataclass(frozen=True, slots=True)

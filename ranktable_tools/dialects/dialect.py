@@ -14,8 +14,8 @@ Document = Mapping[str, object]
 class ReadOptions:
     """Facts that some dialects do not contain.
 
-    The first `num_prefill` instances are prefill, the others decode. `devices_per_instance`: for a dialect that lists
-    only devices.
+    The first `num_prefill` instances are prefill, the others decode. In a dialect that lists only devices, every
+    `devices_per_instance` of them are one instance.
     """
 
     num_prefill: int | None = None

@@ -94,7 +94,7 @@ def _read_server(node: Node, form: Form) -> LocatedServer | None:
     server_port, url = extras.get("server_port"), extras.get("url")
     server = TableServer(
         server_id=server_id,
-        # Without a server_ip, a pod is reached at its own address, and the server_id usually is an address.
+        # Without a server_ip, a pod is reached at its own address or its host's; a server_id usually is an address too.
         server_ip=server_ip or container_ip or host_ip or server_id,
         devices=devices,
         server_port=None if server_port is None else int(server_port),

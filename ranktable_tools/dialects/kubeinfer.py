@@ -35,7 +35,7 @@ def check_num_prefill(root: Node, options: ReadOptions, num_instances: int) -> N
     if options.num_prefill is not None and not root.problems and options.num_prefill >= num_instances:
         node = Node(num_instances, root.json_path, root.problems)
         advice = f"--num-prefill is {options.num_prefill}: it must leave a decode instance"
-        node.report("num-prefill", f"has {num_instances} instances", advice)
+        node.report("num-prefill", f"has {num_instances} instance{'s' if num_instances != 1 else ''}", advice)
 
 
 def _read_kubeinfer(root: Node, options: ReadOptions) -> TableReading:

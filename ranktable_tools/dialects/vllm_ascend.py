@@ -72,7 +72,8 @@ def _cut(root: Node, key: str, entries: Sequence[_Entry], size: int | None) -> l
     if size is None:
         return [list(members) for _, members in groupby(entries, key=lambda entry: entry.server_id)]
     if len(entries) % size and not root.problems:
-        found, advice = f"has {len(entries)} devices", f"must be a multiple of --devices-per-instance {size}"
+        found = f"has {len(entries)} device{'s' if len(entries) > 1 else ''}"
+        advice = f"the number must be a multiple of --devices-per-instance {size}"
         Node(len(entries), key, root.problems).report("devices-per-instance", found, advice)
     return [list(entries[start : start + size]) for start in range(0, len(entries), size)]
 

@@ -29,7 +29,7 @@ def check_tables(case: DoctorInput) -> Verdict:
         return fail(wrong[0] + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""), step)
     counts = f"{len(tables.table.prefill)} prefill, {len(tables.table.decode)} decode"
     if tables.local is None:
-        return ok(f"{counts}; {len(case.here)} of the instances on this host")
+        return ok(f"{counts}, {len(case.here)} of them on this host")
     return ok(f"{counts}; this process is {'the scheduler' if tables.own is None else tables.own}")
 
 

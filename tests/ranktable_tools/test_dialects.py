@@ -188,7 +188,7 @@ def test_vllm_ascend_devices_are_split_as_given(save: Save) -> None:
 
 
 def test_a_split_that_leaves_a_remainder_is_refused(save: Save) -> None:
-    with pytest.raises(RanktableError, match="prefill_device_list has 2 devices; must be a multiple of --devices-per"):
+    with pytest.raises(RanktableError, match="prefill_device_list has 2 devices; the number must be a multiple of"):
         _read(save, vllm_ascend(), ReadOptions(devices_per_instance=3))
 
 

@@ -116,9 +116,7 @@ def test_a_loopback_only_host_is_shown_how_to_name_its_address(tmp_path: Path, m
     gen(arguments, messages.append)
     gen(replace(arguments, ip="127.0.0.1"), messages.append)
 
-    note = (
-        "Note: only a loopback address was found, which no other host can reach. Please provide it via --ip argument."
-    )
+    note = "Note: no address was found at which other hosts reach this one. Please provide it via --ip argument."
     assert messages.count(note) == 1
 
 

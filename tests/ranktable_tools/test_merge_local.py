@@ -91,8 +91,8 @@ def test_our_own_instance_over_servers_is_refused_at_start(save: Save) -> None:
         })  # fmt: skip
 
     assert str(caught.value) == (
-        f"RANK_TABLE_FILE_PATH: local_ranktable_merge.json: server_list has 2 servers, {A} and {B}; must have 1: "
-        "pdserve cannot start an instance over several servers: split it into one per server "
+        f"RANK_TABLE_FILE_PATH: local_ranktable_merge.json: server_list has 2 servers, {A} and {B}; must have 1, "
+        "because pdserve cannot start an instance over several servers: write a local table for each server "
         "(tables of merge-local are for other tools)"
     )
 
