@@ -7,7 +7,7 @@
 
 A step has 8 minutes. At its limit all its processes are stopped, and the next step starts. FOLDER/report.md is written
 after each step; the output of every try is kept in FOLDER/logs. A closed terminal does not end the run. Exit status: 0
-if no step failed, else 1; 2, after one line, if there is no card.
+if no step failed, else 1; 2 for bad input or without a card, 130 after Ctrl-C.
 """
 
 import argparse

@@ -13,7 +13,7 @@ token, detokenised by the server; every prompt is text.
     request    64 in / 1 out (prefill only) and 64 in / 2 out (handed to decode), not streamed, at 1 and 256 at once
     token      256 tokens per stream, request included, at 1 and 256 streams; a step every 5 and 50 ms
     first byte of an idle server's stream, median of 50, the instances without delays
-    lag        p99 of the round trips of GET /health on one kept connection while 64 prompts of 4,000 words arrive
+    lag        p99 of the round trips of GET /health on one connection while prompts of 4,000 words arrive, 64 at once
 
 The peers: `vllm-router` in P/D mode over fake HTTP workers (it does not tokenise), and vLLM's API server, whose engine
 runs in a separate process with one tiny random layer (it sets its own pace, so its wall times mean nothing here).

@@ -1,7 +1,7 @@
 """Images beside running streams: a burst of images to a P/D pair, and the same burst as text of as many tokens.
 
     python benchmarks/images.py                    8 images of 1024 x 1024, a tower of 400M before a text model of 0.5B
-    python benchmarks/images.py --shape small      minutes on two cores
+    python benchmarks/images.py --shape small      takes minutes on two cores
     python benchmarks/images.py --flags "--dtype float32 --kv-cache-memory 1GiB"
 
 The model is written with random weights (vision/shapes.py) and served by `pdserve up`, one P and one D. Each round runs

@@ -7,7 +7,7 @@ here   one model in this process, in turn: the file by the batch runner, and the
        app, as many at once, with nothing stored. `more` is the runner's extra time relative to the plain calls, medians
        over the rounds (goal: at most 3 %); `busy` is the engine's share of the runner's time (its step seconds).
 pair   one prefill and one decode instance by `pdserve up`, used as with --base-url: 200 lines of 256 tokens in and 64
-       out. `busy` is each instance's share of the time from the first line sent to the last answered
+       out. `busy` is each instance's share of the time from the first line sent to the last one answered
        (pdserve_step_seconds_total); the goal is 90 % for the busier one.
 
 Prompts are random token ids, by --seed; greedy, without end of sequence or prefix cache. One JSON line per measure.

@@ -31,7 +31,7 @@ def identity(text: str) -> ValueFault | None:
 def short_identity(text: str) -> ValueFault | None:
     """Require a server_id that HCCL accepts: at most 64 characters."""
     if len(text) > MAX_SERVER_ID:
-        return ValueFault("long-server-id", f"must be at most {MAX_SERVER_ID} characters, here {len(text)}")
+        return ValueFault("long-server-id", f"must have at most {MAX_SERVER_ID} characters, but has {len(text)}")
     return identity(text)
 
 

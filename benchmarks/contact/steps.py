@@ -78,9 +78,9 @@ def find_card(kind: str) -> Card | str:
         found = json.loads(output.splitlines()[-1])
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # not waited for: it may hang in the driver
-        return f"its libraries did not answer within {_PROBE_S:g} s"
+        return f"the driver's libraries did not respond within {_PROBE_S:g} s"
     except (IndexError, ValueError):
-        return f"its probe exited with status {process.returncode}: {' '.join(errors.split())[-300:]}"
+        return f"the probe exited with status {process.returncode}: {' '.join(errors.split())[-300:]}"
     return found["lacking"] if "lacking" in found else Card(kind, found["count"], found["described"])
 
 

@@ -105,7 +105,7 @@ def measure_pairs(transport: str, rounds: int, seconds: float, pool_bytes: int |
                         rates[group].append(rate)
                         costs[group].append((group.cpu_s - before) * CHUNK * shape.token_bytes / (rate * lasts))
         cost_ms = [1e3 * median(costs[group]) for group in (one, four)]
-        print_progress("CPU of a hand-off: {:.2f} ms for one pair, {:.2f} ms for all".format(*cost_ms))
+        print_progress("CPU of a hand-off: {:.2f} ms for one pair, {:.2f} ms for all pairs".format(*cost_ms))
         yield Row(
             f"{transport}, {PAIRS} P x {PAIRS} D, prompts of {CHUNK} tokens, {name} pool",
             "MB/s", median(rates[four]) / 1e6, "one pair", median(rates[one]) / 1e6,

@@ -85,7 +85,7 @@ def _check_torch(base: BaseImage, torch: Version, kind: ImageKind) -> None:
 def _check_vision(base: BaseImage, torch: Version) -> None:
     for name, vision in (("torchvision", base.torchvision), ("torchvision_npu", base.torchvision_npu)):
         if vision is not None and "{}.{}".format(*vision.minor) != vision_of(torch):
-            what = f"has {name} {vision.text}, but torch {torch.text} goes with {vision_of(torch)}"
+            what = f"has {name} {vision.text}, but torch {torch.text} needs {name} {vision_of(torch)}"
             raise _refuse_base(base, what, f"use one without {name}")
 
 

@@ -33,7 +33,7 @@ def check_tag(tag: str, torch: Version) -> str:
     if f"0.{match[1]}" != vision_of(torch):
         raise RanktableError(
             f"--with-torchvision-npu={tag} is for torch 2.{int(match[1]) - _OFFSET}, "
-            f"the image's torch is {torch.text}: use a tag v{vision_of(torch)}.*, "
+            f"but the image's torch is {torch.text}: use a tag v{vision_of(torch)}.*, "
             "or omit the tag to choose it automatically (--with-torchvision-npu)"
         )
     return tag

@@ -61,7 +61,7 @@ def _write_1_2(table: Table) -> str:
         if missing is not None:
             raise RanktableError(
                 f"hccl-1.2 tables need the super_device_id of each device, but device {missing.device_id} of "
-                f"{host.server_ip} has none here; write hccl-1.0"
+                f"{host.server_ip} has none here; use --to hccl-1.0"
             )
         if host.super_pod_id is None:
             raise RanktableError(

@@ -63,7 +63,7 @@ def _repeated_devices(reading: TableReading, options: RuleOptions) -> Iterator[P
     ]
     for claim, first in clashes(claims) if reading.kind == "cluster" else ():
         found = f"has the host, devices and port of {first.json_path}"
-        advice = "give both a server_port, so that their local tables differ"
+        advice = "give each its own server_port, so that their local tables differ"
         yield Problem("same-entry", claim.json_path, None, found, advice)
 
 

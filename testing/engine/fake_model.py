@@ -125,7 +125,7 @@ class FakeModel:
         return tuple(self._pools)
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
-        """Write the batch's KV layer by layer and choose the tokens; if the model runs ahead, only queue that."""
+        """Write the batch's KV layer by layer and choose the tokens; if the model runs ahead, only queue the step."""
         if not self._config.runs_ahead:
             return Computed(self._compute(batch, layer_done))
         launched = self._queue.launch(batch, self._compute)

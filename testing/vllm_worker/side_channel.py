@@ -1,4 +1,4 @@
-"""How a decode worker reads held blocks: JSON over HTTP at the `remote_host` and `remote_port` of a reference."""
+"""How fake workers read, register for and push KV: JSON over HTTP at a reference's `remote_host` and `remote_port`."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -161,7 +161,7 @@ def test_a_given_tag_is_used_without_listing_others(docker: StubDocker, capsys: 
 @pytest.mark.parametrize(
     ("reported", "flags", "message"),
     [
-        (CANN, ["--with-torchvision-npu=v0.16.0-6.0.rc3"], "is for torch 2.1, the image's torch is 2.13.0: use a"),
+        (CANN, ["--with-torchvision-npu=v0.16.0-6.0.rc3"], "is for torch 2.1, but the image's torch is 2.13.0: use a"),
         (CANN, ["--with-torchvision-npu=main"], "--with-torchvision-npu=main: write a tag"),
         (f"{CANN}torch=2.11.0\n", ["--with-torchvision-npu"], "no torchvision_npu v0.26.* for the image's torch "
          "2.11.0; the newest are v0.12.0, v0.16.0-6.0.rc3, v0.25.0-25.9.9"),
@@ -171,8 +171,8 @@ def test_a_given_tag_is_used_without_listing_others(docker: StubDocker, capsys: 
         (f"{CANN}torch=2.9.1\ntorch_npu=2.9.1\n", [], "has torch 2.9.1, but pdserve needs 2.10"),
         (f"{CANN}torch=2.13.0\ntorch_npu=2.12.0\n", [], "torch 2.13.0 and torch_npu 2.12.0, which needs torch 2.12.0"),
         (f"{CANN}torch=2.13.0+cu130\n", [], "has torch 2.13.0+cu130, which is not a build for ascend"),
-        (f"{CANN}torch=2.13.0\ntorchvision=0.25.0\n", [], "has torchvision 0.25.0, but torch 2.13.0 goes with 0.28"),
-        (f"{CANN}torch=2.13.0\ntorchvision_npu=0.16.0\n", [], "has torchvision_npu 0.16.0, but torch 2.13.0 goes with"),
+        (f"{CANN}torch=2.13.0\ntorchvision=0.25.0\n", [], "torch 2.13.0 needs torchvision 0.28"),
+        (f"{CANN}torch=2.13.0\ntorchvision_npu=0.16.0\n", [], "torchvision_npu 0.16.0, but torch 2.13.0 needs"),
         (f"{CANN}torch=3.0.0\n", ["--with-torchvision-npu"], "no torchvision is known for torch 3.0.0"),
         (f"{CANN}torch=2.13.0\ntorch_npu=2.13.0\n", ["--device=cpu"], "torch_npu 2.13.0, but the image is for cpu"),
         ("image=asked\npython=3.12\ntorch=2.13.0+cpu\n", ["--device=cuda"], "which is not a build for cuda"),
