@@ -264,7 +264,7 @@ class FakeVllmWorker:
 
 
 async def _refuse_late(request: web.Request, body: FakeBody, error: BadRequest) -> web.StreamResponse:
-    """Refuse a request in the engine, after its stream has begun. The blocks that prefill holds for it are not freed."""
+    """Refuse a request in the engine, after its stream has begun; the blocks that prefill holds for it stay held."""
     found = error_body(str(error), error.kind, error.status, error.param)
     if not body.stream:
         return web.json_response(found, status=error.status)

@@ -89,7 +89,7 @@ def test_a_gpu_instance_without_local_peers_gets_only_its_own_cards(
 
     captured = capsys.readouterr()
     line = shlex.split(captured.out.replace("\\\n", ""))
-    note = "without --global-table the peers of this container on this host are not known"
+    note = "without --global-table this container's peers on this host are not known"
     assert (status, note in captured.err) == (0, True)
     assert line[line.index("--gpus") + 1] == '"device=4,5"'
     assert not [word for word in line if word.startswith("CUDA_")]

@@ -147,7 +147,7 @@ def test_a_ma_user_with_another_uid_is_refused(tmp_path: Path) -> None:
     done = _run(DOCKER / "make_user.sh", tmp_path)
 
     assert done.returncode == 1
-    assert "ma-user is uid 1001" in done.stderr
+    assert "ma-user has uid 1001" in done.stderr
 
 
 @pytest.fixture

@@ -165,8 +165,8 @@ def test_a_given_tag_is_used_without_listing_others(docker: StubDocker, capsys: 
         (CANN, ["--with-torchvision-npu=main"], "--with-torchvision-npu=main: write a tag"),
         (f"{CANN}torch=2.11.0\n", ["--with-torchvision-npu"], "no torchvision_npu v0.26.* for the image's torch "
          "2.11.0; the newest are v0.12.0, v0.16.0-6.0.rc3, v0.25.0-25.9.9"),
-        (f"{CANN}torchvision_npu=0.28.0\n", ["--with-torchvision-npu"], "has torchvision_npu 0.28.0: leave"),
-        ("image=asked\npython=3.12\n", ["--with-torchvision-npu"], "is for Ascend, and the image is for cpu"),
+        (f"{CANN}torchvision_npu=0.28.0\n", ["--with-torchvision-npu"], "already has torchvision_npu 0.28.0: omit"),
+        ("image=asked\npython=3.12\n", ["--with-torchvision-npu"], "is for Ascend, but the image is for cpu"),
         (f"{CANN}torch=2.1.0\n", [], "cann:9.1 has torch 2.1.0, but pdserve needs 2.10 or newer"),
         (f"{CANN}torch=2.9.1\ntorch_npu=2.9.1\n", [], "has torch 2.9.1, but pdserve needs 2.10"),
         (f"{CANN}torch=2.13.0\ntorch_npu=2.12.0\n", [], "torch 2.13.0 and torch_npu 2.12.0, which needs torch 2.12.0"),

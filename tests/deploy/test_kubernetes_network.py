@@ -124,11 +124,11 @@ def test_another_volume_may_give_each_pod_its_certificate() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"tls": {"enabled": True, "existing": "x"}}, "instance.probe is grpc, and the kubelet has no certificate"),
+        ({"tls": {"enabled": True, "existing": "x"}}, "instance.probe is grpc, but with tls.enabled it must be http"),
         ({"tls": {"enabled": True}, "instance": {"probe": "http"}}, "tls.existing is empty: name a Secret"),
         ({"tls": {"enabled": True, "existing": "x"}, "ray": {"enabled": True}}, "cannot be used with ray.enabled"),
         ({"networkPolicy": {"enabled": True}, "ray": {"enabled": True}}, "cannot be used with ray.enabled"),
-        ({"networkPolicy": {"enabled": True}, "decode": {"hostNetwork": True}}, "not for hostNetwork"),
+        ({"networkPolicy": {"enabled": True}, "decode": {"hostNetwork": True}}, "cannot be used with hostNetwork"),
     ],
 )
 def test_what_would_not_work_is_refused_with_a_reason(values: Object, words: str) -> None:

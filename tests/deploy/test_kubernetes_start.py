@@ -180,7 +180,7 @@ def test_gpus_named_by_uuid_are_those_whose_nodes_exist(tmp_path: Path) -> None:
 def test_a_wrong_number_of_devices_is_refused_with_both_numbers(tmp_path: Path) -> None:
     dev = _nodes(tmp_path, "davinci0")
 
-    with pytest.raises(RanktableError, match=r"--num-devices is 2, but this container has 1 npu devices in .* \(0\)"):
+    with pytest.raises(RanktableError, match=r"--num-devices is 2, but the number of npu devices in .* is 1 \(0\)"):
         own_device_ids("npu", 2, {}, dev)
     with pytest.raises(RanktableError, match="--num-devices is 0, but must be at least 1"):
         own_device_ids("cpu", 0, {}, dev)

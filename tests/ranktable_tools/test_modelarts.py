@@ -380,7 +380,7 @@ def test_a_local_table_of_two_servers_is_refused(save: Save, guide_local: Docume
     guide_local.update(server_count="2", server_list=guide_local["server_list"] * 2)
 
     with pytest.raises(
-        RanktableError, match="server_list has 2 servers, localhost and localhost; must have 1: pdserve"
+        RanktableError, match="server_list has 2 servers, localhost and localhost; must have 1, because pdserve"
     ):
         read_local(save("l.json", guide_local))
 
