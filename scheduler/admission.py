@@ -26,8 +26,8 @@ _MAX_RETRY_S = 60
 _WINDOW = 8
 _MAX_OVERTAKEN = 16
 _FIRST_RETRIES, _RETRIES_PER_PROMPT, _MOST_RETRIES = 5.0, 0.15, 50.0
-"""The budget for retries of requests refused by --ttft-limit: its start, what each accepted prompt adds, its maximum.
-If all were retried, the retries would double a lasting overload, and none would be served."""
+"""The retries left to requests that --ttft-limit refuses: how many at the start, how many an accepted prompt adds, the
+maximum. If all refused requests were retried, a lasting overload would double, and none of them would be served."""
 
 
 class GrantSource(Protocol):
@@ -42,7 +42,7 @@ class GrantSource(Protocol):
         ...
 
     def has_room(self, *, prefill_only: bool) -> bool:
-        """Return whether placing any prompt may succeed; with `prefill_only`, also any that finishes at its prefill."""
+        """Return whether some prompt may find room now; `prefill_only`: even if only one that finishes at its prefill."""
         ...
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
@@ -62,7 +62,7 @@ class Admission:
         self.costs = PromptCosts()
         self._num_prefill_only = 0
         self._retries_left = _FIRST_RETRIES
-        self._without_room: set[QueueEntry] = set()  # tried since the last change
+        self._without_room: set[QueueEntry] = set()  # tried in vain since loads or members changed
         self._pump: asyncio.Handle | None = None
         self._granted_at: float | None = None
         self._seconds_per_grant = 0.0
@@ -181,7 +181,7 @@ class Admission:
         return entry.grant.done()
 
     def _facts_of(self, entry: QueueEntry) -> PromptFacts:
-        """Return the prompt's facts, with those that are needed only to compare paths."""
+        """Return the prompt's facts; if paths are compared, with the facts that only the comparison needs."""
         if not self._compares:
             return entry.facts
         is_queued = entry in self._queue

@@ -73,7 +73,7 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         ResponsesBody, TEXT, media_types=_STREAMED, required=("input",), queues=True,
     ),
     Route(
-        "POST", "/v1/responses/input_tokens", count_input_tokens, "tokenizer", "Count the tokens of such items",
+        "POST", "/v1/responses/input_tokens", count_input_tokens, "tokenizer", "Count the tokens of a response's input",
         ResponsesBody, TEXT, required=("input",),
     ),
     Route(
@@ -91,7 +91,7 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         MessagesBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True, api_format=ANTHROPIC_FORMAT,
     ),
     Route(
-        "POST", "/v1/messages/count_tokens", count_tokens, "tokenizer", "Count the tokens of such a conversation",
+        "POST", "/v1/messages/count_tokens", count_tokens, "tokenizer", "Count the tokens of a conversation",
         CountTokensBody, TEXT, required=("messages",), api_format=ANTHROPIC_FORMAT,
     ),
     Route(
@@ -103,7 +103,7 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         queues=True,
     ),
     Route(
-        "POST", "/v2/embed", create_cohere_embedding, "vectors", "The same in the format of Cohere's API",
+        "POST", "/v2/embed", create_cohere_embedding, "vectors", "Compute a vector for each text, in Cohere's format",
         CohereEmbedBody, VECTORS, queues=True,
     ),
     Route(

@@ -144,7 +144,8 @@ class Attempts:
         if self._retries.is_spent:
             self._ledger.delayed_retries += 1
             under_way, limit = self._retries.num_under_way, self._retries.limit
-            prompt.enter(f"waiting to be retried: {under_way} retries are running (limit {limit})")
+            running = f"{under_way} retr{'y is' if under_way == 1 else 'ies are'} running"
+            prompt.enter(f"waiting to be retried: {running} (limit {limit})")
         try:
             async with asyncio.timeout_at(prompt.deadline):
                 await retry.begin()

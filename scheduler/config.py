@@ -67,7 +67,7 @@ class SchedulerOptions:
     connector: str = flag(
         AUTO, "the KV connector of vLLM workers: nixl (NixlConnector), ascend (MooncakeConnectorV1), ascend-layerwise "
         "(MooncakeLayerwiseConnector), nixl-push (NixlPushConnector), mooncake (MooncakeConnector; the last two are "
-        "experimental); auto is any that can prefill first",
+        "experimental); auto is any with which prefill can precede decode",
         choices=tuple(PATHS),
     )  # fmt: skip
     worker_api_key_file: str | None = flag(None, "file with the key that vLLM workers require (default: none)")
@@ -112,7 +112,8 @@ class SchedulerOptions:
     stall_timeout: float = flag(10.0, "seconds a request may make no progress", parse=float)
     client_timeout: float = flag(30.0, "seconds a client may take to send its body or to read", parse=float)
     orphan_limit: float = flag(
-        30.0, "seconds that a stream with X-Pdserve-Keep-Stream is kept without a client or a scheduler; 0: none is",
+        30.0, "seconds that a stream with X-Pdserve-Keep-Stream is kept without a client or a scheduler; 0: no "
+        "stream is kept",
         parse=float,
     )  # fmt: skip
     shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM; 0: none", parse=float)
@@ -268,8 +269,8 @@ def parser() -> argparse.ArgumentParser:
         prog="scheduler",
         description="The entry point of a cluster: serves the OpenAI API and places each prompt on a prefill and a "
         "decode instance of the global ranktable.",
-        epilog="Engine flags are accepted so that one command line fits every role; the scheduler uses --model, "
-        "--served-model-name, --max-model-len, --host, --port and --log-level.",
+        epilog="Engine flags are accepted so that one command line fits every role; the scheduler uses only some, "
+        "such as --model, --served-model-name, --max-model-len, --host, --port and --log-level.",
     )
     add_flags(made, EngineOptions)
     add_flags(made, SchedulerOptions)
@@ -316,7 +317,7 @@ def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
 
 
 def _check_first_token(options: SchedulerOptions) -> None:
-    """Raise ConfigError for a limit of the first token that no request reaches: it would fail before."""
+    """Raise ConfigError if a limit on the first token is above --first-token-timeout, which ends requests first."""
     limits = {"--ttft-limit": options.ttft_limit}
     limits |= {f"--request-classes {one.name}: ttft": one.ttft_limit_s for one in options.classes().values()}
     most_s = options.first_token_timeout

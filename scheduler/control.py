@@ -32,7 +32,10 @@ class Control:
         self._probe = PathProbe(self.dispatch, self.readiness, limits, kind)
 
     async def run(self) -> None:
-        """Keep the sessions, and probe, until cancelled. Raises Incompatible if found before anything was served."""
+        """Keep the sessions, and probe, until cancelled.
+
+        Raises Incompatible if an incompatible instance is found before anything was served.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.registry.run())
@@ -44,7 +47,7 @@ class Control:
             raise errors[0] if errors else group from None
 
     def ready(self) -> bool:
-        """Whether a path is living now and was used recently."""
+        """Whether a path accepts new work and was used recently."""
         return self.readiness.ready()
 
     def view(self) -> ClusterView:

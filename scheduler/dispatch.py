@@ -65,7 +65,7 @@ class Dispatch:
             raise
 
     async def run(self, request: GenerationRequest, sink: TokenSink) -> None:
-        """Run a request to its end; it is queued before this first waits. Cancelling this call cancels it everywhere.
+        """Run a request to its end; it is queued before the first await. Cancelling this call cancels it everywhere.
 
         Raises InvalidRequest, Overloaded, Unavailable without a path, Draining while shutting down, or the error that
         failed the request.

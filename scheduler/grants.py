@@ -19,9 +19,9 @@ _WEIGHT = 1 / 16
 
 
 class Grant(AbstractContextManager["Grant"]):
-    """The right to start a prompt now on these instances. `prefill` is None on the local path; exiting releases it.
+    """The right to start a prompt now on these instances; exiting its context releases it.
 
-    With an `adoption` the prompt runs there already, and the instance's load includes it.
+    `prefill` is None on the local path. With an `adoption` the prompt already runs on `decode`, whose load includes it.
     """
 
     @classmethod
@@ -79,7 +79,7 @@ class Placer:
         self._compares = compares
         self._hand_off_s = 0.0
         self._seen: list[InstanceLoad] | None = None
-        self.num_prompts = self.num_tokens = 0  # placed, and their tokens that no cache had
+        self.num_prompts = self.num_tokens = 0  # prompts placed, and their tokens that no prefix cache had
 
     def refresh(self) -> None:
         """Drop the cached loads, which may have changed. Until the next call, one lookup serves all waiting prompts."""
@@ -90,7 +90,7 @@ class Placer:
         return first_token_s(self._current_loads(), waiting, num_tokens, everywhere=self._compares)
 
     def has_room(self, *, prefill_only: bool) -> bool:
-        """Return whether placing any prompt may succeed; with `prefill_only`, also one that finishes at its prefill."""
+        """Return whether some prompt may find room now; `prefill_only`: even if only one that finishes at its prefill."""
         return has_room(self._current_loads(), prefill_only=prefill_only, alone=self._compares)
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:

@@ -241,7 +241,7 @@ class Instance:
             case Refused(load=refused_load):
                 self._update(refused_load)
                 self._pass_to_prompt(event)
-            case Adopted(prompt=prompt) if event.prompt_id not in self._prompts:  # too late: the client may ask again
+            case Adopted(prompt=prompt) if event.prompt_id not in self._prompts:  # too late: the client may try again
                 epoch = 0 if prompt.stream is None else prompt.stream.owner_epoch
                 unwanted = Cancel(prompt.prompt_id, owner_epoch=epoch)
                 asyncio.get_running_loop().call_later(self.orphan_s, self.post, unwanted)
@@ -284,11 +284,11 @@ class Instance:
             due = loop.time() + interval
             await asyncio.sleep(interval)
             self.post(Heartbeat())
-            if loop.time() - due < interval:  # else our own loop was blocked, and its messages are still unread
+            if loop.time() - due < interval:  # else our own loop was blocked, and messages are still unread
                 self._check_peer()
 
     def _check_peer(self) -> None:
-        """Suspect or lose an instance that accepts nothing or is silent, in seconds in which this process could run."""
+        """Suspect or lose an instance that accepts nothing or is silent; only time in which we could run counts."""
         limits, now = self._limits, self._run_time()
         if self._sending_since is not None and now - self._sending_since > limits.send_s:
             raise _Found(f"it accepted no command for {limits.send_s:g} s")

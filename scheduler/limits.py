@@ -14,19 +14,21 @@ class ControlLimits:
     A dead instance is detected when its stream breaks. One that is silent for `suspect_s` gets no new work, and is
     lost after `silence_s`; both are extended by the instance's own starvation, up to `silence_most_s`. One whose engine
     is stuck is lost when its last progress is older than `progress_s`, or older than its slow turns explain
-    (wire/shared_limits.py). Without starvation or slow turns both are detected within 10 s, a heartbeat's delay
-    included. A session gets a quick reconnect once it has lasted `lived_s`. A refused instance is tried again
-    after `refused_first_s`, then after twice as long, up to `refused_retry_s`.
+    (wire/shared_limits.py). Without starvation or slow turns a silent instance and a stuck engine are detected
+    within 10 s, a heartbeat's delay included. A session gets a quick reconnect once it has lasted `lived_s`. A refused
+    instance is tried again after `refused_first_s`, then after twice as long, up to `refused_retry_s`.
 
     Concurrent retries are limited to `retry_share` of the active requests, but at least `min_retries`; each counts for
     at most `retry_window_s`. A reservation takes `reserve_s` at most, plus `grammar_s` if a grammar is compiled for it,
-    which may wait behind others (engine/grammar/limits.py: wait_s and compile_s); after `unassign_after_s` of that,
-    others may use the prefill instance's next step. An instance that left the table has `drain_s` for its prompts;
-    those left continue elsewhere. Tables that differ at the start are an error after `tables_s`: a changed file does
-    not reach all hosts at once. If a new table leaves no path, requests wait `join_s` for the instances that it adds.
+    which may wait behind others (engine/grammar/limits.py: wait_s and compile_s). Once a reservation has taken
+    `unassign_after_s`, other prompts may use the prefill instance's next step. An instance that left the table has
+    `drain_s` for its prompts; those left then continue elsewhere. Tables that differ at the start are an error after
+    `tables_s`: a changed file does not reach all hosts at once. If a new table leaves no path, requests wait `join_s`
+    for the instances that it adds.
+
     `num_tenants` is how many API keys share the queue (queue/room.py); 1 if there is none. While no instance of a role
     in `may_lack` is living, those of the other role serve prompts alone. `compare_paths`: a prompt may also stay on one
-    instance, where that costs less than a hand-off (placement.py). `follow_load`: roles change with it
+    instance, where that costs less than a hand-off (placement.py). `follow_load`: roles change with the load
     (role_policy.py). A request whose first token is expected after `ttft_limit_s` is refused; 0: no limit. Streams run
     on for `orphan_s` after their session is lost.
     """

@@ -11,8 +11,8 @@ from wire.cheap_dataclass import cheap_dataclass
 class AnswerOptions:
     """`logprobs` and `prompt_logprobs`: how many of the most likely tokens per position, None for no log probabilities.
 
-    `usage` is sent at a stream's end, with the names of the `instances` that served it if requested; with
-    `continuous_usage` in every chunk too. With `cached_tokens` it has the number of cached prompt tokens.
+    `usage`: a stream ends with the token counts; `continuous_usage`: every chunk has them too; `cached_tokens`: they
+    include the number of cached prompt tokens; `instances`: the stream ends with the names of those that served it.
     """
 
     n: int = 1

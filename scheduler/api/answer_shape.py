@@ -16,7 +16,7 @@ ANSWER_NULLS = dict.fromkeys(
 )  # fmt: skip
 """Keys of a complete answer that vLLM sends as null when unused, and that its clients read."""
 CHOICE_NULLS = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
-"""The same for each choice."""
+"""Such keys of each choice."""
 
 
 @cheap_dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ class ByteSink(Protocol):
 class AnswerWriter:
     """Adds the request id to the response headers, under the names `id_headers`; records status and completeness.
 
-    A whole answer goes through `send`, a stream through `start`, `write` and `end`. An endpoint's `warning` in `state`
-    is sent as the header of that name; what its `load_report` returns, as the header of load_report.py; with status 200
-    the `stream_id` of a stream that is kept.
+    A whole answer goes through `send`, a stream through `start`, `write` and `end`. An endpoint adds headers by setting
+    values in `state`: `warning`, `load_report` (a function that returns load_report.py's header) and, sent only with
+    status 200, the `stream_id` of a kept stream.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class QueuedSend:
     async def end(self, content: bytes) -> None:
         """Write the last part of the body and end the answer, once all of it is sent."""
         self._messages.put_nowait({"type": "http.response.body", "body": content, "more_body": False})
-        assert self._sending is not None, "the head comes before the end"
+        assert self._sending is not None, "start() comes before end()"
         await self._sending
 
     def close(self) -> None:

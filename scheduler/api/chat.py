@@ -107,7 +107,7 @@ class ChatShape:
         self._options = options
         self._legacy = legacy
         self._reasons = reasons
-        self._no_content = "" if calls is None or calls.forced else None  # next to calls, as in vLLM
+        self._no_content = "" if calls is None or calls.forced else None  # the content next to calls, as in vLLM
         self._is_plain = options.logprobs is None and not options.token_ids and calls is None
         self._before: dict[int, bytes] = {}
 

@@ -125,8 +125,8 @@ async def _embeddings(
             written[kind].append(orjson.Fragment(content))
         if num_bytes > max_bytes:
             raise InvalidRequest(
-                f"{len(vectors)} vectors take more than {max_bytes} bytes (--max-answer-bytes): request fewer at a "
-                "time, or fewer types or dimensions",
+                f"{len(vectors)} vector{' takes' if len(vectors) == 1 else 's take'} more than {max_bytes} bytes "
+                "(--max-answer-bytes): request fewer at a time, or fewer types or dimensions",
                 "texts",
             )
         await asyncio.sleep(0)

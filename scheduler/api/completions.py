@@ -62,7 +62,7 @@ async def prepare_completion(context: AppContext, body: CompletionBody, request:
             for one, ids in zip(given, prepared.prompts, strict=True)
         )
     shares_seed = body.seed is not None or len(prompts) == 1
-    seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # else equal prompts get equal answers
+    seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # with one seed equal prompts get equal answers
     request_id = new_id("cmpl")
     answer_id = shown_id(request_id, request, body.request_id)
     shape = CompletionShape(answer_id, model, prepared.formatter, prepared.options, echo, created=created_at(request))

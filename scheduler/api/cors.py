@@ -14,7 +14,7 @@ def with_cors(app: ASGIApp, options: SchedulerOptions) -> ASGIApp:
             raise ConfigError("--allow-credentials needs --allowed-origins: name the allowed origins")
         return app
     if options.allow_credentials and "*" in options.allowed_origins:
-        raise ConfigError("--allow-credentials with --allowed-origins *: any page could send credentials; name origins")
+        raise ConfigError("--allow-credentials cannot be used with --allowed-origins *: name the allowed origins")
     return CORSMiddleware(
         app,
         allow_origins=options.allowed_origins,

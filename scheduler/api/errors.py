@@ -96,7 +96,7 @@ def _no_route_error(error: HTTPException, scope: Mapping[str, Any]) -> Response:
     if error.status_code == 404:
         message = f"no such path: {method} {path}; /openapi.json lists the paths"
     elif error.status_code == 405:
-        message = f"{path} does not accept {method}, but {(error.headers or {}).get('Allow', 'another method')}"
+        message = f"{path} does not accept {method}; it accepts {(error.headers or {}).get('Allow', 'another method')}"
     return _http_response(error.status_code, message, error.headers, scope)
 
 

@@ -26,7 +26,7 @@ _log = EventLogger("api")
 class Gate:
     """ASGI wrapper around the app. `routes` maps exact paths to metric labels; the label of other paths is `other`.
 
-    `formats` has the API of each path, also for unknown paths below it; all other paths have OpenAI's. Answers of
+    `formats` maps a path to its API, also for unknown paths below it; all other paths have OpenAI's. Answers of
     `without_id` paths have an id only if the client sent one. The key check, the label, the format and the route all
     use the received path without `root_path`. The scope's `state` gets request_id, the response headers' shown_id,
     api_format, arrived_s, refusals, ids_in_use, the `answer` to write to, and the key's tenant ("" if no key is
@@ -83,7 +83,7 @@ class Gate:
                 queued.close()
             self._ids_in_use.discard(scope["state"].get("client_id"))
             release_images(scope)
-            del scope["state"]["answer"]  # it refers to the state
+            del scope["state"]["answer"]  # a cycle: it refers to the state
             status = answer.status or CLIENT_GONE
             self._metrics.http_request(self._routes.get(path, "other"), scope["method"], status)
             _log.debug("http_request", request_id=own_id, client_id=client_id, path=path, status=status)

@@ -41,7 +41,7 @@ class RepetitionBody(Body):
 
 
 class SamplingBody(Body):
-    """Fields of routes that generate text, about how the tokens are sampled and where they end."""
+    """The fields that control how a route that generates text samples tokens and where it stops."""
 
     model: str | None = None
     min_tokens: Annotated[int, bounds("min_tokens")] | None = None

@@ -1,4 +1,7 @@
-"""Load the images of a conversation; models without vision refuse them. Image bytes count until the answer ends."""
+"""Load the images of a conversation; models without vision refuse them.
+
+A request's image bytes count against the server's limit until the answer ends.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +26,7 @@ async def load_images(
 ) -> Sequence[Message]:  # fmt: skip
     """Return the conversation with its images loaded; `salt` is the body's cache_salt.
 
-    `counts`: the route needs the number of the images' tokens. Raises InvalidRequest that names the part, Overloaded or
+    `counts`: the route needs the number of image tokens. Raises an InvalidRequest that names the part, Overloaded or
     Unavailable.
     """
     path, images = next((image.path for image in images_in(messages)), None), context.images
@@ -43,7 +46,7 @@ async def image_prompt(
     context: AppContext, request: Request, prompt: Any, data: Any, *, add_special_tokens: bool,
     salt: str | None = None,
 ) -> ChatPrompt:  # fmt: skip
-    """Return a text's ids with the images of `multi_modal_data` for its placeholders, and place the images.
+    """Return the ids of a text whose placeholders stand for the images of `multi_modal_data`, and these images.
 
     Raises as `load_images` does, and InvalidRequest for data other than `image`, or a prompt that is not one text.
     """

@@ -31,6 +31,6 @@ async def prompts_of(context: AppContext, body: InputBody) -> tuple[tuple[int, .
         return await encode_inputs(inputs, tokens, add_special_tokens=add_special, keep=keep, side=side)
     messages = read_messages(body.messages)
     for image in images_in(messages):
-        raise InvalidRequest(f"{image.path}: vectors of conversations with images are not available", image.path)
+        raise InvalidRequest(f"{image.path}: this route does not take images", image.path)
     ids = await tokens.encode_chat(messages, chat_options(body))
     return (fitting(truncate_prompt(ids, keep, room=tokens.max_model_len, side=side), tokens, "messages"),)

@@ -1,4 +1,4 @@
-"""Inputs that are read but not continued: `input` of embeddings and the texts of scores."""
+"""Inputs that are read but not continued: texts or token ids to pool, and texts to score."""
 
 import asyncio
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def _too_long(count: int, longest: int, param: str) -> PromptTooLong:
 
 def _check_count(count: int, maximum: int, param: str) -> None:
     if count > maximum:
-        raise InvalidRequest(f"{param} has {count} texts; at most {maximum} are allowed (--max-inputs)", param)
+        raise InvalidRequest(f"{param} has {count} texts, but the limit is {maximum} (--max-inputs)", param)
 
 
 def _check_none_empty(items: Sequence[Input], param: str) -> None:

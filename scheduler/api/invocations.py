@@ -55,4 +55,4 @@ _BY_FIELD_OF: dict[ModelKind, dict[str, tuple[frozenset[ModelKind], _Answer]]] =
     ModelKind.CLASSES: _CLASSES,
     ModelKind.SCORES: _CLASSES,
 }
-"""The routes of models that generate no text; they read the same fields as chats and embeddings do."""
+"""The APIs of models that generate no text: the fields that select them are also those of chats and embeddings."""

@@ -42,7 +42,7 @@ def _result(value: Any, path: str) -> str:
 
 
 def _result_names(value: Mapping[str, Any], path: str) -> Message:
-    """Return the call that a result is for, and the function's name."""
+    """Return the id of the call that a result is for, and the function's name."""
     names = {key: value[key] for key in ("tool_call_id", "name") if value.get(key) is not None}
     for key, name in names.items():
         if not isinstance(name, str):

@@ -7,7 +7,7 @@ _MIN_PREFIX = 3  # characters; shorter prefixes match too many names
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the nearest of `known`: within two edits of `name`, if that is long enough, or starting with `name`."""
+    """Return the nearest known name: at most two edits away (fewer if `name` is short), or starting with `name`."""
     found = [(distance, other) for other in known if (distance := _distance(name, other)) is not None]
     return min(found)[1] if found else None
 

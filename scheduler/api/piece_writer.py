@@ -16,7 +16,8 @@ from scheduler.text_output import TextOutput
 class PieceWriter:
     """Formats pieces; the first is preceded by the response headers and the opening events of all choices.
 
-    The last piece of a choice waits two turns of the event loop, in which the answer usually ends: one write for both.
+    The last piece of a choice waits two turns of the event loop: usually the answer ends meanwhile, and one write
+    carries both the piece and the end.
     """
 
     def __init__(self, shape: AnswerShape, options: AnswerOptions, output: TextOutput, answer: AnswerWriter) -> None:
@@ -48,7 +49,7 @@ class PieceWriter:
             loop.call_soon(loop.call_soon, self._write_held)
         elif self.started and not self._held:
             self._written_s = self._clock()
-            self._answer.write(content)  # not by `write`: fewer calls for each token
+            self._answer.write(content)  # not through `write`: fewer calls for each token
         else:
             self.write(content)
 
@@ -59,7 +60,7 @@ class PieceWriter:
         self._answer.write(self._take_held() + content)
 
     async def fail(self, body: Mapping[str, Any]) -> None:
-        """Write an error, the last object, and end the answer."""
+        """Write an error as the last object, and end the answer."""
         self._start()
         await self._answer.end(self._take_held() + self._shape.stream_format.frame(body))
 

@@ -84,7 +84,7 @@ async def create_pooling(context: AppContext, request: Request) -> PooledRespons
 async def _prepare(
     context: AppContext, request: Request, body: InputBody, prefix: str, pooling: Pooling, finish: _Finish
 ) -> PooledResponse:
-    """Tokenise and check a body; `finish` adds the values of these prompts to the answer."""
+    """Tokenise and check a body; `finish` adds the prompts' values to the answer."""
     model, prompts = context.model_named(body.model), await prompts_of(context, body)
     wanted = pooling_request(context, request, new_id(prefix), prompts, (pooling,) * len(prompts), body)
 

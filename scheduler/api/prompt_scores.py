@@ -25,8 +25,8 @@ def read_lists(
     num_rows = max(0, num_tokens - 1 - start)
     if len(given) != num_rows:
         raise InvalidRequest(
-            f"{FIELD} has {len(given)} lists, but the prompt has {num_rows} scored rows: its {num_tokens} tokens - 1 - "
-            f"prompt_logprob_start {start}",
+            f"{FIELD} has {len(given)} lists, but must have {num_rows}: the prompt's {num_tokens} tokens - 1 - "
+            f"prompt_logprob_start ({start})",
             FIELD,
         )
     most = max(map(len, given), default=0)

@@ -30,7 +30,7 @@ def read_prompts(value: Any, *, max_prompts: int, max_model_len: int | None) -> 
         )
     if len(prompts) > max_prompts:
         raise InvalidRequest(
-            f"the request has {len(prompts)} prompts; at most {max_prompts} are allowed (--max-prompts)", "prompt"
+            f"the request has {len(prompts)} prompts, but the limit is {max_prompts} (--max-prompts)", "prompt"
         )
     for prompt in prompts:
         if not prompt:

@@ -19,7 +19,7 @@ _FORM = "application/x-www-form-urlencoded"
 _MAX_DEPTH = 64
 _LARGE_BYTES = 256 * 2**10  # parsing more would block the event loop
 _MAX_PARTS = 2**18
-_BYTES_A_VALUE = 16  # the limit of values is --max-body-bytes divided by this: more take seconds to parse
+_BYTES_A_VALUE = 16  # the limit on values is --max-body-bytes divided by this: more values take seconds to parse
 _STRIDE = 2**20
 _FEW = 1024
 _NO_INTEGER = 2.0**63  # from here on orjson parses integers as floats
@@ -43,7 +43,7 @@ async def read_json(request: Request, options: SchedulerOptions, *, accepts_form
         content = await _read_in_time(request, options)
     _check_size(len(content), options.max_body_bytes)
     if header_of(request.scope, KEEP_HEADER) is not None:
-        request.scope["state"]["body"] = content  # kept with its stream (streams.py)
+        request.scope["state"]["body"] = content  # kept with the request's stream (streams.py)
     if len(content) <= _LARGE_BYTES:
         return _parse(content)
     await asyncio.to_thread(_check_parts, content, options.max_body_bytes // _BYTES_A_VALUE)
@@ -57,7 +57,7 @@ def _check_parts(content: bytes, max_values: int) -> None:
         ((b",",), max_values, "values"),
     ):
         if _count(content, marks) > limit and _has_more_outside_texts(content, marks, limit):
-            raise InvalidRequest(f"the body has more than {limit} {what}, the limit")
+            raise InvalidRequest(f"the body has too many {what}: the limit is {limit}")
 
 
 def _has_more_outside_texts(content: bytes, marks: tuple[bytes, ...], limit: int) -> bool:

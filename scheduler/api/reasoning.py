@@ -43,7 +43,7 @@ async def chat_start(
             end = PromptEnd(ReasoningState.CONTENT)
     elif end.state is not None and _mentions(text_format, (messages, options.tools, options.documents)):
         without = await tokens.encode_chat(messages, dataclasses.replace(options, add_generation_prompt=False))
-        if without != prompt:  # else the template always adds the same
+        if without != prompt:  # else the template ignores the flag
             num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, without, strict=False)))
             end = _prompt_end(text_format, tokens, prompt[num_same:])
     return ChatStart(end, is_switched_off(text_format, {**tokens.default_kwargs, **options.template_kwargs}))
@@ -142,7 +142,7 @@ def _check_end(thinking: Thinking, params: SamplingParams) -> None:
         raise InvalidRequest(f"{_BUDGET} conflicts with use_beam_search: leave one out", "use_beam_search")
     if params.allowed_token_ids and end not in params.allowed_token_ids:
         raise InvalidRequest(f"allowed_token_ids lacks {end}, the token that ends the thinking", "allowed_token_ids")
-    is_forced = thinking.budget is not None  # at any place, also where a longer bad word or min_tokens bans it
+    is_forced = thinking.budget is not None  # at the budget, even where a longer bad word or min_tokens bans it
     if any(word[-1] == end for word in params.bad_words if is_forced or len(word) == 1):
         raise InvalidRequest(f"bad_words has the token that ends the thinking, {end}", "bad_words")
     if is_forced and params.min_tokens and end in params.stop_token_ids:

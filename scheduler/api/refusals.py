@@ -63,8 +63,8 @@ POOLING_NOT_SERVED = NOT_SERVED | {
     "late_chunking_params": (_NOTHING, "late chunking is not served: /pooling has the vector of each token"),
 }
 CLASSIFY_NOT_SERVED = POOLING_NOT_SERVED | {
-    "embed_dtype": (("float32",), "it is for vectors: probabilities and scores are JSON numbers"),
-    "endianness": (("native", "little"), "it is for vectors: probabilities and scores are JSON numbers"),
+    "embed_dtype": (("float32",), "only vectors have it: probabilities and scores are JSON numbers"),
+    "endianness": (("native", "little"), "only vectors have it: probabilities and scores are JSON numbers"),
 }
 _NO_PAIR_TEMPLATE = "a pair of texts is encoded without a chat template"
 SCORE_NOT_SERVED = CLASSIFY_NOT_SERVED | {
@@ -77,16 +77,16 @@ RERANK_NOT_SERVED = SCORE_NOT_SERVED | {
 }
 
 WITHOUT_EFFECT: dict[str, str] = {
-    "session_id": "requests are placed by their tokens where their prefix is cached",
+    "session_id": "placement finds the instance with the cached prefix by a request's tokens",
     "return_token_offsets": "used only by vLLM's render routes; its generation routes ignore it too",
     "mm_payload": "used only by vLLM's render routes; its generation routes ignore it too",
     "return_mm_kwargs": "used only by vLLM's render routes; its generation routes ignore it too",
     "metadata": "the client's own notes", "store": "only responses are stored", "service_tier": "there is only one",
     "token_offsets": "their texts are not used by vLLM either", "parse_context": "read only for answers that are chats",
-    "reasoning_ended": "the prompt's own markers show it", "reasoning_parser_kwargs": "as reasoning_ended",
+    "reasoning_ended": "the prompt's own markers show it", "reasoning_parser_kwargs": "see reasoning_ended",
     "flat_logprobs": "log probabilities have one form", "output_kind": "`stream` decides it",
     "skip_clone": "vLLM's own state", "output_text_buffer_length": "vLLM's own state",
-    "safety_identifier": "as user: the client's identifier of its end user", "prompt_cache_key": "as session_id",
+    "safety_identifier": "like `user`, names the client's end user", "prompt_cache_key": "see session_id",
 }  # fmt: skip
 """Fields of other APIs that are accepted because ignoring them is harmless, and why."""
 

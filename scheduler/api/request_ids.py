@@ -13,7 +13,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 
 
 def new_id(kind: str) -> str:
-    """Return a new id, as chatcmpl-<32 hex digits>."""
+    """Return a new id, such as chatcmpl-<32 hex digits>."""
     return f"{kind}-{os.urandom(16).hex()}"
 
 

@@ -61,6 +61,7 @@ def _read_documents(value: Any, maximum: int) -> tuple[str, ...]:
         text = one.get("text") if isinstance(one, dict) else one
         if not isinstance(text, str):
             path = f"documents.{index}" + (".text" if isinstance(one, dict) else "")
-            raise InvalidRequest(f"{path} must be a string: a document is a text, or an object with a text", path)
+            other = "" if isinstance(one, dict) else ", or an object whose `text` is a string"
+            raise InvalidRequest(f"{path} must be a string{other}", path)
         texts.append(text)
     return read_texts(texts, "documents", max_inputs=maximum)

@@ -7,14 +7,14 @@ from scheduler.text_output import Dispatch, Observer
 from wire.cheap_dataclass import cheap_dataclass
 
 NO_EVENTS = (b":", b"event: ping")
-"""How parts of a stream begin that are no events."""
+"""The beginnings of the parts of a stream that are not events."""
 
 
 @cheap_dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where a client continues: after so many events. `run` runs the request from its first token.
+    """Where a client continues: after `after` events. `run` runs the request from its first token.
 
-    Earlier schedulers have counted `num_counted` of its tokens.
+    Earlier schedulers have counted the request's first `num_counted` tokens.
     """
 
     run: Dispatch
@@ -23,7 +23,7 @@ class Resumed:
 
 
 class SkippedEvents:
-    """An answer without its first `num_events` events; comments among them are skipped too, its last event never."""
+    """An answer without its first `num_events` events and the comments among them; the last event is always sent."""
 
     def __init__(self, answer: AnswerWriter, num_events: int) -> None:
         self.start = answer.start
@@ -47,9 +47,9 @@ class SkippedEvents:
 
 
 class ResumedObserver:
-    """Observes a stream that earlier schedulers have observed up to a token. Implements Observer.
+    """Observes a stream whose first `num_counted` tokens earlier schedulers have counted. Implements Observer.
 
-    If that was its last token, they have counted its end too.
+    If these are all its tokens, the earlier schedulers have counted the end of the request too.
     """
 
     def __init__(self, observer: Observer, num_counted: int) -> None:
@@ -72,12 +72,12 @@ class ResumedObserver:
             self._observer.token_gap(seconds)
 
     def prompt_done(self, done: PromptDone) -> None:
-        """Count the path of the rest."""
+        """Count the prompt's path, unless all its tokens were counted before."""
         if self._has_new:
             self._observer.prompt_done(done)
 
     def request_done(self, done: RequestDone) -> None:
-        """Count the end of the request."""
+        """Count the end of the request, unless all its tokens were counted before."""
         if self._has_new:
             self._observer.request_done(done)
 

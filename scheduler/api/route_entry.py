@@ -29,7 +29,7 @@ class Route:
 
     `flag` is the option that enables it, empty if it is always enabled; `media_types` are those of a successful answer;
     with `says_no` a negative answer is a 503 with the same body. `required` are fields that the endpoint checks by
-    hand. With `queues` its prompts wait for instances: if the queue is full, the request is refused unread.
+    hand. With `queues` the route's prompts wait for instances: if the queue is full, the request is refused unread.
     `api_format` is that of its errors, `query` the JSON schema of each parameter of its URL.
     """
 

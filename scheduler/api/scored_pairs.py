@@ -35,7 +35,7 @@ class PairsBody(PoolingBody):
 
 @dataclass(frozen=True, slots=True)
 class TextPairs:
-    """One text to compare with each of `second`, or one for each of them; `names` are the fields of both."""
+    """`first` is one text to compare with each of `second`, or has one text for each; `names` are their fields."""
 
     first: tuple[str, ...]
     second: tuple[str, ...]

@@ -66,7 +66,7 @@ def keeps_stream(request: Request) -> bool:
 async def create_kept(context: AppContext, endpoint: Endpoint, request: Request) -> Generation:
     """Return the response of an endpoint of KEPT, whose stream is kept.
 
-    Raises InvalidRequest if it cannot be, unless the client wants it only if it is possible.
+    If it cannot be kept, raises InvalidRequest, or with the header's value `if-possible` returns the response anyway.
     """
     state = request.scope["state"]
     state["created"] = int(time.time())
@@ -90,7 +90,7 @@ async def create_kept(context: AppContext, endpoint: Endpoint, request: Request)
 
 
 async def resume_stream(context: AppContext, request: Request) -> ASGIApp:
-    """Return the rest of a stream. Raises UnknownStream, or Unavailable if it may be where nobody answers now."""
+    """Return the rest of a stream. Raises UnknownStream, or Unavailable if an instance that may have it is silent."""
     after, state = _after(request), request.scope["state"]
     streams, adoption = await _adopt(context, request)
     generation = await _generation_of(context, state, adoption)
@@ -100,7 +100,7 @@ async def resume_stream(context: AppContext, request: Request) -> ASGIApp:
 
 
 async def end_stream(context: AppContext, request: Request) -> Response:
-    """End a stream whose client does not want the rest. Raises the same errors."""
+    """End a stream whose client does not want the rest. Raises as `resume_stream` does."""
     _, adoption = await _adopt(context, request)
     adoption.release()
     return json_response({"id": adoption.stream.stream_id, "object": "stream", "deleted": True})
@@ -114,7 +114,7 @@ async def _adopt(context: AppContext, request: Request) -> tuple[Dispatch, Adopt
 
 
 async def _generation_of(context: AppContext, state: Mapping[str, Any], adoption: Adoption) -> Generation:
-    """Prepare the request of a stream again; what was tokenised and drawn at random then is as the instance has it."""
+    """Prepare the request of a stream again; its token ids and random seed are those that the instance has."""
     head_bytes, _, body = adoption.stream.request.partition(b"\n")
     head, prompt = orjson.loads(head_bytes), adoption.prompt
     headers = [(name.encode(), value.encode()) for name, value in head["headers"].items() if value is not None]
@@ -158,12 +158,12 @@ def _why_not(generation: Generation, record: bytes) -> str | None:
     if request.images or request.chat is not None:
         return "streams of prompts with images are not kept"
     if len(record) > MAX_STREAM_REQUEST:
-        return f"the body has {len(record)} bytes, more than {MAX_STREAM_REQUEST}, the limit of streams that are kept"
+        return f"the body has {len(record)} bytes, but the limit for a kept stream is {MAX_STREAM_REQUEST}"
     return None
 
 
 def _after(request: Request) -> int:
     given = request.query_params.get("after", "0")
     if not given.isascii() or not given.isdigit() or len(given) > 16 or int(given) > _MAX_AFTER:
-        raise InvalidRequest(f"after is {given!r:.40}, but must be a number of events from 0 on", "after")
+        raise InvalidRequest(f"after is {given!r:.40}, but must be a number of events, 0 or more", "after")
     return int(given)

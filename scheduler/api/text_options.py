@@ -43,7 +43,7 @@ def _stop_strings(body: GenerationBody, options: SchedulerOptions) -> tuple[str,
         raise InvalidRequest(f"{name} must be a string or a list of strings", name)
     if len(stops) > options.max_stop_strings:
         raise InvalidRequest(
-            f"{name} has {len(stops)} strings; at most {options.max_stop_strings} are allowed (--max-stop-strings)",
+            f"{name} has {len(stops)} strings, but the limit is {options.max_stop_strings} (--max-stop-strings)",
             name,
         )
     for stop in stops:
@@ -51,6 +51,8 @@ def _stop_strings(body: GenerationBody, options: SchedulerOptions) -> tuple[str,
             raise InvalidRequest(f"{name} must be a string or a list of strings, none empty", name)
         if len(stop) > options.max_stop_chars:
             raise InvalidRequest(
-                f"a stop string has {len(stop)} characters; at most {options.max_stop_chars} are allowed", name
+                f"a stop string has {len(stop)} characters, but the limit is {options.max_stop_chars} "
+                "(--max-stop-chars)",
+                name,
             )
     return tuple(dict.fromkeys(stops))

@@ -21,8 +21,8 @@ def read_logit_bias(given: Mapping[str, float] | None, tokens: Tokens) -> tuple[
     out = [key for key in given if len(key) > _SHOWN or int(key) >= tokens.vocab_size]
     if out:
         raise InvalidRequest(
-            f"logit_bias: token id {', '.join(key[:20] for key in out[:_SHOWN])} is out of vocabulary: ids are "
-            f"0..{tokens.vocab_size - 1}, {tokens.vocab_size} in all",
+            f"logit_bias has token ids out of vocabulary: {', '.join(key[:20] for key in out[:_SHOWN])}; ids are "
+            f"0..{tokens.vocab_size - 1}",
             "logit_bias",
         )
     return tuple((int(key), max(-MAX_BIAS, min(MAX_BIAS, bias))) for key, bias in given.items())

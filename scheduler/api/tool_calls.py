@@ -29,8 +29,8 @@ def tools_of_chat(body: ChatBody, parser: str | None) -> tuple[tuple[Tool, ...],
     if choice.mode is ChoiceMode.AUTO and parser is None:
         field = "function_call" if choice.legacy else "tool_choice"
         raise InvalidRequest(
-            f"{field} auto, the default, needs the format in which the model writes calls, and its chat template shows "
-            f"none that is known: name the format with --tool-call-parser, use none, or force a call by "
+            f"{field} auto (the default) needs the format of the model's calls, but its chat template shows no "
+            "known format: name one with --tool-call-parser, use none, or force a call by "
             f"{'' if choice.legacy else 'required or '}a function's name",
             field,
         )

@@ -66,7 +66,7 @@ def _server_timing(served: Sequence[PromptDone]) -> str:
 
 
 def timing_metrics(done: RequestDone) -> dict[str, float | None]:
-    """Return vLLM's `metrics` of a request; times begin when its prompt was placed, None without an output token."""
+    """Return vLLM's `metrics` of a request: the time to the first token counts from placement; None if unknown."""
     prefill_s, decode_s, count = done.prefill_s, done.decode_s, done.num_output_tokens
     mean_s = decode_s / (count - 1) if decode_s is not None and count > 1 else None
     inference_s = 0.0 if prefill_s is None or decode_s is None else prefill_s + decode_s

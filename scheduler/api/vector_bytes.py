@@ -45,7 +45,7 @@ def _bfloat16(bits: int) -> int:
 
 @cache
 def _codes(num_exponent: int, num_mantissa: int) -> list[float]:
-    """Return the values of the codes from 0 on, to the largest number of E4M3, or the infinity of E5M2 (OCP's FP8)."""
+    """Return the values of the codes from 0: in E4M3 up to the largest number, in E5M2 up to infinity (OCP's FP8)."""
     bias, last = 2 ** (num_exponent - 1) - 1, {4: 0x7E, 5: 0x7C}[num_exponent]
     found = []
     for code in range(last + 1):

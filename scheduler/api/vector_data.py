@@ -104,7 +104,7 @@ def _split(values: Values, count: int) -> list[Values]:
 def _check(num_bytes: int, num_vectors: int, max_bytes: int) -> None:
     if num_bytes > max_bytes:
         raise InvalidRequest(
-            f"{num_vectors} vectors take more than {max_bytes} bytes (--max-answer-bytes): request fewer at a "
-            "time, fewer dimensions or base64",
+            f"{num_vectors} vector{' takes' if num_vectors == 1 else 's take'} more than {max_bytes} bytes "
+            "(--max-answer-bytes): request fewer at a time, fewer dimensions or base64",
             "input",
         )

@@ -20,7 +20,7 @@ class HttpExchange:
     """Owner of the unread part of the body and the state of the answer. The app gets `receive` and `send`.
 
     The head of an answer is sent with its first body bytes. `keep_alive` may be set to False until then; it is also
-    cleared if too much of the body is still to come, or if the client might not send it. `body_bytes`: the
+    set to False if too much of the body is still to come, or if the client might not send the rest. `body_bytes`: the
     body's declared length, None if chunked; `num_written`: bytes of the answer so far.
     """
 

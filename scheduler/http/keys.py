@@ -109,7 +109,7 @@ def _lines(text: str) -> list[str]:
 def _presented_key(headers: Headers) -> bytes:
     """Return the key in a request's only Authorization header with the scheme Bearer, else b"".
 
-    Without that header it is the only X-Api-Key, where Anthropic's clients send it.
+    Without an Authorization header it is the value of the only X-Api-Key header, which Anthropic's clients use.
     """
     bearers, keys = ([value for name, value in headers if name == wanted] for wanted in (_BEARER, _API_KEY))
     if not bearers:

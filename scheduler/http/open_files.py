@@ -18,7 +18,5 @@ def raise_open_files() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
         soft = maximum
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH:
-        _log.warning(
-            "few_open_files", limit=soft, note="each connection uses a file: raise it with `ulimit -Hn` or in the unit"
-        )
+        _log.warning("few_open_files", limit=soft, note="each connection is an open file: raise the hard limit")
     return soft

@@ -24,7 +24,7 @@ _KEEP_ALIVE_S = 30
 _CLOSE_S = 2
 _READY_POLL_S = 0.05
 _JOIN_S = 5.0
-"""After this a scheduler accepts clients even if it is not ready: if none is, clients need an answer with a reason."""
+"""After this a scheduler accepts clients even if it is not ready: if none of them is, clients must get a reason."""
 
 
 @dataclass(frozen=True, slots=True)

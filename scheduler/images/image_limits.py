@@ -36,8 +36,8 @@ class ImageBudget:
         """Count further bytes. Raises Overloaded if there are too many. The caller holds the lock."""
         if self.num_bytes + num_bytes > self._max_bytes:
             raise Overloaded(
-                f"the images of running requests have {self.num_bytes} bytes, but the limit is {self._max_bytes} "
-                "(--max-image-bytes)"
+                f"the images of running requests have {self.num_bytes} bytes, and {num_bytes} more would exceed the "
+                f"limit of {self._max_bytes} (--max-image-bytes)"
             )
         self.num_bytes += num_bytes
 
@@ -54,7 +54,7 @@ class HeldImageBytes:
         self._num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Count further bytes. Raises InvalidRequest if this request has too many, Overloaded if all requests have."""
+        """Count further bytes. Raises InvalidRequest if this request has too many, Overloaded if all together have."""
         with self._budget.lock:
             if self._num_bytes + num_bytes > MAX_IMAGE_BYTES:
                 raise InvalidRequest(f"the images of a request may have at most {MAX_IMAGE_BYTES} bytes together")

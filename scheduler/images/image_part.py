@@ -57,7 +57,7 @@ def read_image_part(part: Message, path: str) -> dict[str, Any]:
     url, detail = named.get("url"), named.get("detail")
     if detail is not None and detail not in DETAILS:
         where = f"{path}.image_url.detail"
-        raise InvalidRequest(f"{where} is {str(detail)[:40]!r}; must be {', '.join(DETAILS)}", where)
+        raise InvalidRequest(f"{where} is {str(detail)[:40]!r}, but must be one of {', '.join(DETAILS)}", where)
     if not named and uuid:
         return {"type": "image", "image": ImagePart("", path, uuid)}
     return image_part(url, path, f"{path}.image_url.url", uuid, detail or "")

@@ -60,7 +60,8 @@ class Placeholders:
         """
         is_image = tuple(found == self.text for found in self._either.findall(rendered))
         if sum(is_image) != num_images:
-            raise InvalidRequest(f"{whose} {sum(is_image)} placeholders ({self.text}) for {num_images} images", param)
+            found, images = f"placeholder{'s' * (sum(is_image) != 1)}", f"image{'s' * (num_images != 1)}"
+            raise InvalidRequest(f"{whose} {sum(is_image)} {found} ({self.text}) for {num_images} {images}", param)
         around = self._family.around
         text = rendered.replace(self.text, f"{around}{self.text}{around}") if around else rendered
         return text.replace(self._hidden, self.text), is_image

@@ -1,15 +1,15 @@
 """The admin socket: an abstract Unix socket of the scheduler, used by `pdserve links` and `pdserve role`.
 
-    client     {"ask": "links", "num_bytes": 67108864} ------------>   one line, then it only reads
-               <------ {"measuring": PAIR, "number": 1, "of": 4}       scheduler
-               <------ {"link": PAIR with its figures}
-               <------ {"end": true}   or   {"error": "message"}
+    to the scheduler   {"ask": "links", "num_bytes": 67108864}
+    to the client      {"measuring": PAIR, "number": 1, "of": 4}, then {"link": PAIR with its figures}; so for each pair
+                       {"end": true}   or   {"error": "message"}
 
-    client     {"ask": "role", "instance": "decode-0", "role": "prefill"} -->
-               <------ {"before": "decode", "role": "prefill", "epoch": 1}   or   {"error": "message", "invalid": true}
+    to the scheduler   {"ask": "role", "instance": "decode-0", "role": "prefill"}
+    to the client      {"before": "decode", "role": "prefill", "epoch": 1}   or   {"error": "message", "invalid": true}
 
-Only processes in this host's network namespace can connect, and only the scheduler's user and root are served. A client
-that disconnects cancels its measurement. Reasons for a separate socket: `docs/adr/0005-operator-door.md`.
+Each message is one line; a client sends one request and then only reads. Only processes in this host's network
+namespace can connect, and only the scheduler's user and root are served. A client that disconnects cancels its
+measurement. Reasons for a separate socket: `docs/adr/0005-operator-door.md`.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ def is_same_user(sock: socket.socket) -> bool:
 async def serve_admin_socket(name: str, registry: Registry, *, shared: bool = False) -> None:
     """Serve clients until cancelled; if the name is taken, the scheduler runs without an admin socket.
 
-    The name of a `shared` port belongs to one of its schedulers; when that one ends, another one takes it.
+    The name of a `shared` port belongs to one of its schedulers; when that scheduler ends, another takes the name.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
         while True:
@@ -92,7 +92,7 @@ class _AdminServer:
         self._num_clients = 0
 
     def take(self, bound: socket.socket) -> None:
-        """Serve the next client in its own task; disconnect one of another user or above the limit. Raises OSError."""
+        """Serve the next client in its own task; close it if it is another user's or one too many. Raises OSError."""
         client, _ = bound.accept()
         if self._num_clients >= _MAX_CLIENTS or not is_same_user(client):
             client.close()
@@ -216,7 +216,7 @@ async def _read_request(reader: asyncio.StreamReader) -> _Links | _NewRole:
     try:
         requested = json.loads(line)
     except (ValueError, RecursionError):
-        raise InvalidRequest(f"{len(line)} bytes are not JSON") from None
+        raise InvalidRequest("the line is not JSON") from None
     match requested:
         case {"ask": "links", "num_bytes": int(num_bytes)} if len(requested) == 2 and not isinstance(num_bytes, bool):
             return _Links(num_bytes)

@@ -53,7 +53,7 @@ def _by_peer(view: InstanceView) -> dict[str, list[LinkStatus]]:
 
 
 def _reasons(status: LinkStatus) -> dict[str, str]:
-    """Return the reason by transport, from texts such as `shm: another host`. Rates are left out: each is a series."""
+    """Return the reason by transport, from texts such as `shm: another host`; rates are cut: each is a new series."""
     split = (text.partition(": ") for text in status.passed_over)
     reasons = ((transport, without_rates(reason)) for transport, _, reason in split)
     return {transport: " ".join(reason.split())[:_MAX_REASON_CHARS] for transport, reason in reasons}

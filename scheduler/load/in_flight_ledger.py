@@ -44,7 +44,7 @@ class InFlightLedger:
         self._block_size = block_size
         self._changed = changed
         self._prompts: dict[str, _Prompt] = {}
-        self._tokens = self._unseen = self._handed_blocks = self._booked_blocks = self._sequences = 0  # sums over them
+        self._tokens = self._unseen = self._handed_blocks = self._booked_blocks = self._sequences = 0  # of all prompts
         self._num_snapshots: dict[str, int] = {}  # since the prefill was sent
         self._with_images: dict[str, int] = {}
         self._held: dict[str, _Prompt] = {}
@@ -107,7 +107,7 @@ class InFlightLedger:
         return self._prompts.keys()
 
     def may_have(self, chain: Chain) -> bool:
-        """Whether the instance may have the beginning of a prompt, whose chain is not empty: known or shared tokens."""
+        """Whether the instance may have the beginning of a prompt with a non-empty chain: known or shared tokens."""
         return self._prefixes.may_have(chain) and self._caches
 
     def tokens_known(self, chain: Chain) -> int:

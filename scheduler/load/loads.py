@@ -19,7 +19,7 @@ class HeldPrompts:
     tokens: int = 0
 
 
-@dataclass(slots=True)  # not frozen, like TokenLogprobs: one is made for each instance and decision
+@dataclass(slots=True)  # not frozen, to be created faster: one is made for each instance and decision
 class InstanceLoad:
     """One living instance's load for placement: its last snapshot plus what was assigned since.
 
@@ -28,8 +28,8 @@ class InstanceLoad:
     from a full pool, or wait for their prefill there. `held_for` is finished KV waiting for a receiver, by the index of
     the receiver; `no_transport_to` has the receivers to which it cannot hand off, and its own index if it must not
     serve alone. An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
-    `streams` are the sequences decoded in each step, or booked to be; chunks keep their gaps below `gap_limit_s`.
-    `arriving` are those streams whose hand-off is on its way.
+    `streams` are the sequences decoded in each step, or booked to be; chunks are sized to keep their gaps below
+    `gap_limit_s`. `arriving` are those streams whose hand-off is on its way.
     """
 
     index: int
@@ -55,7 +55,7 @@ class InstanceLoad:
 
     @property
     def can_start(self) -> bool:
-        """Whether a prompt assigned now is in the next step: the running step computes all outstanding tokens.
+        """Whether the running step computes all outstanding tokens, so that a prompt assigned now is in the next step.
 
         While the images of one prompt are encoded, another prompt may be computed, or have its own images encoded.
         """
@@ -96,8 +96,8 @@ class PromptFacts:
 
     `avoid` are pairs (prefill index, decode index) on which the prompt failed: used only if no other pair is living,
     because only the link between them may have failed. A `pooled` prompt generates nothing. `chain` are the digests of
-    its prefixes (prefixes.py). By instance index, `known` is how many leading tokens it has probably cached, and
-    `shared` how many are in blocks that other prompts use there. `has_images`: the prompt is computed once its
+    its prefixes (prefixes.py). By instance index, `known` is how many leading tokens are probably cached there,
+    and `shared` how many are in blocks that other prompts use there. `has_images`: the prompt is computed once its
     images are encoded. `expected_outputs` are the tokens that each of its sequences will probably have, 0 if paths are
     not compared; `num_behind` prompts with `tokens_behind` tokens wait in the queue.
     """

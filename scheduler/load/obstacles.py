@@ -29,7 +29,7 @@ def of_end(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     yield from _of_silence(decode)
     yield from _of_blocks(decode, prompt)
     if decode.waiting > 0:
-        yield f"{decode.name} has {decode.waiting} prompts waiting for KV blocks"
+        yield f"{decode.name} has {_counted(decode.waiting, 'prompt')} waiting for KV blocks"
     yield from _of_slots(decode, prompt)
 
 
@@ -51,6 +51,10 @@ def first_reasons(reasons: Sequence[str]) -> str:
     return "; ".join(reasons[:_MAX_SHOWN]) + more
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _of_silence(load: InstanceLoad) -> Iterator[str]:
     if load.is_suspect:
         yield f"{load.name} has sent no message for a while"
@@ -64,13 +68,13 @@ def _of_link(start: InstanceLoad, decode: InstanceLoad, share: LinkShare) -> Ite
     if held.tokens >= share.tokens:
         yield f"{name} has {held.tokens} tokens of KV to send (limit {share.tokens})"
     if held.sequences >= share.sequences:
-        yield f"{name} has {held.sequences} sequences to send (limit {share.sequences})"
+        yield f"{name} has {_counted(held.sequences, 'sequence')} to send (limit {share.sequences})"
 
 
 def _of_slots(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     if decode.sequences + prompt.num_sequences > decode.max_num_seqs:
         yield (
-            f"{decode.name} has {decode.sequences} sequences and {prompt.num_sequences} would be added "
+            f"{decode.name} has {_counted(decode.sequences, 'sequence')} and {prompt.num_sequences} would be added "
             f"(limit {decode.max_num_seqs})"
         )
 

@@ -1,7 +1,8 @@
 """What a path costs a prompt and the other streams, in seconds, from measured step costs. Pure.
 
-first token   the steps for all prompt tokens assigned to the instance, this prompt's last, in chunks for the gap limit
-the rest      one step of the decoding instance for each token
+first token   the steps for all prompt tokens assigned to the instance, this prompt's tokens last, in chunks that keep
+              the gap limit
+the rest      one step of the decoding instance for each further token
 delay         how much longer each stream and each waiting prompt waits because of this prompt, added up
 """
 
@@ -82,7 +83,7 @@ def first_token_s(loads: Sequence[InstanceLoad], waiting: int, num_tokens: int, 
 
 
 def known_cost(load: InstanceLoad, loads: Sequence[InstanceLoad]) -> StepCost:
-    """Return an instance's measured cost; a part that it has not measured itself is taken from another one."""
+    """Return an instance's measured cost; a part that it has not measured is taken from another instance."""
     cost = load.cost
     if not cost.token_s:
         token_s = next((one.cost.token_s for one in loads if one.cost.token_s), 0.0)

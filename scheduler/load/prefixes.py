@@ -83,7 +83,7 @@ class Prefixes:
                 del self._users[digest]
 
     def may_have(self, chain: Chain) -> bool:
-        """Whether any of the next two is not 0: few instances of a large cluster need the closer look."""
+        """Whether `tokens_known` or `tokens_running` is not 0: few instances in a large cluster need the numbers."""
         return chain[0] in self._known or chain[0] in self._users
 
     def tokens_known(self, chain: Chain) -> int:

@@ -3,7 +3,7 @@
     a prompt takes   its tokens x token / (1 - share of the prefill instances' time in use)
                      + its outputs x (base + sequence x sequences on each decode instance)
 
-A split that cannot keep up is worse than any that can; of two such, the one with the smaller overload is better.
+A split that cannot keep up is worse than any that can. Of two that cannot, the one with the smaller overload is better.
 """
 
 import math

@@ -33,7 +33,7 @@ UNPROVEN = (GapKind.UNPROVEN, GapKind.DISPROVEN)
 class KvGap:
     """A prefill and a decode instance, by table index, that cannot hand off prompts. `why` names both.
 
-    A worker that must not serve alone is both sender and receiver.
+    If a worker must not serve alone, `sender` and `receiver` are both that worker.
     """
 
     sender: int
@@ -57,7 +57,7 @@ class KvPairs:
         self._accepted: dict[int, tuple[ExpectedInstance, InstanceDescription]] = {}
         self._roles: dict[int, Role] = {}  # of those whose role is not the table's
         self._gaps: dict[int, dict[int, KvGap]] = {}  # by sender, then by receiver
-        self._failures: dict[tuple[int, int], int] = {}  # of two processes, in a row
+        self._failures: dict[tuple[int, int], int] = {}  # in a row, of the pair's current processes
 
     def add(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
         """Check a newly accepted instance against all accepted earlier."""
@@ -174,7 +174,7 @@ class KvPairs:
                 _log.info("kv_transport_found", prefill=start, decode=end)
             return
         have = f"{start.name} has {_names(sending)} and {end.name} has {_names(receiving)}"
-        gap = KvGap(sender, receiver, f"they cannot transfer KV: {have}; {lacking}")
+        gap = KvGap(sender, receiver, f"no usable KV transport: {have}; {lacking}")
         self._set(gap)
         if gap != before:
             hosts = ", ".join(sorted({one.host_id for side in (sending, receiving) for one in side.endpoints} - {""}))
@@ -182,7 +182,7 @@ class KvPairs:
 
 
 def missing_transport(sender: InstanceDescription, receiver: InstanceDescription) -> str | None:
-    """Return why the two have no common KV transport; None if they may have one, or if one lists no endpoints. Pure.
+    """Return why the two have no common KV transport; None if they may have one, or if either lists no endpoints. Pure.
 
     A sender's own endpoints show its transports: an instance sends and receives by the same ones.
     """

@@ -90,9 +90,9 @@ class Member:
         self._limits = limits
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
-        self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # after the next short session; due now
+        self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # rest after a short session; rest due now
         self._refused_s = min(limits.refused_first_s, limits.refused_retry_s)
-        self.num_attempts = self.failed_attempt = 0  # to have a session; the last one that failed, or ended
+        self.num_attempts = self.failed_attempt = 0  # attempts to have a session; the last that failed or ended
         self._still = CappedLog(_log)
 
     @property

@@ -104,7 +104,7 @@ BAD_PARTS: list[tuple[Any, str]] = [
     ({"type": "image_url", "image_url": {}}, "image_url.url must be a data:"),
     ({"type": "image_url", "image_url": 3}, "image_url must be an object with a url"),
     ({"type": "image_url", "image_url": "https://example.com/a.png"}, "image_url must be an object with a url"),
-    (image_part(data_url(), detail="fine"), "image_url.detail is 'fine'; must be auto, low, high, original"),
+    (image_part(data_url(), detail="fine"), "image_url.detail is 'fine', but must be one of auto, low, high, original"),
     ({"type": "image_url", "image_url": None, "uuid": "cat"}, "no image with the uuid 'cat' is stored: send its URL"),
     ({"type": "image_url", "image_url": None, "uuid": 3}, "uuid must be a text of at most 256 characters"),
     ({"type": "image_url", "image_url": None, "uuid": "x" * 257}, "uuid must be a text of at most 256 characters"),
@@ -257,8 +257,8 @@ async def test_too_many_images_are_400_with_the_limit(serve: Any, folder: Path) 
     ("fields", "template", "message"),
     [
         ({"truncate_prompt_tokens": 4}, PARTS, "a prompt with images cannot be truncated"),
-        ({}, PARTS.replace("<image>", "picture"), "printed 0 placeholders (<image>) for 1 images"),
-        ({}, PARTS.replace("<image>", "<image><image>"), "printed 2 placeholders (<image>) for 1 images"),
+        ({}, PARTS.replace("<image>", "picture"), "printed 0 placeholders (<image>) for 1 image"),
+        ({}, PARTS.replace("<image>", "<image><image>"), "printed 2 placeholders (<image>) for 1 image"),
     ],
 )
 async def test_a_prompt_that_would_lose_images_is_400(

@@ -11,8 +11,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_renderer")]
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
-PARTS = "more than 262144 objects, arrays and members of objects, the limit"
-VALUES = "more than 1048576 values, the limit"
+PARTS = "too many objects, arrays and members of objects: the limit is 262144"
+VALUES = "too many values: the limit is 1048576"
 
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
@@ -382,7 +382,7 @@ async def test_a_wrong_path_or_method_gets_the_valid_ones(serve: Any) -> None:
         method = await served.client.get("/v1/completions")
 
         assert path.json()["error"]["message"] == f"no such path: POST /v1/{'x' * 124}; /openapi.json lists the paths"
-        assert method.json()["error"]["message"] == "/v1/completions does not accept GET, but POST"
+        assert method.json()["error"]["message"] == "/v1/completions does not accept GET; it accepts POST"
 
 
 @pytest.mark.parametrize(

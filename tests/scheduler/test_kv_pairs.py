@@ -99,7 +99,7 @@ async def test_the_only_pair_is_named_and_a_client_gets_the_reason_at_once(caplo
 
     assert not running.done()
     assert [str(gap) for gap in cluster.control.registry.gaps()] == [
-        f"they cannot transfer KV: {APART}; name one transport for both in --kv-transport"
+        f"no usable KV transport: {APART}; name one transport for both in --kv-transport"
     ]
     reported = report(cluster.control)
     assert not reported.ready

@@ -174,7 +174,7 @@ async def test_a_retry_without_budget_ends_at_the_requests_limit() -> None:
         await until(lambda: bool(holds(cluster.instances[0])))
         cluster.kill(0)
 
-        words = r"no first token within 5 s, waiting to be retried: 1 retries are running \(limit 1\)"
+        words = r"no first token within 5 s, waiting to be retried: 1 retry is running \(limit 1\)"
         with pytest.raises(DeadlineExceeded, match=words):
             await reader
         assert not any(isinstance(command, Prefill) for command in cluster.instances[1].commands)

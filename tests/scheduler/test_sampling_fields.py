@@ -107,7 +107,7 @@ async def test_every_bad_key_of_logit_bias_is_named_at_once(serve: Any) -> None:
 
         assert response.json()["error"]["message"] == "logit_bias has keys that are not token ids: 'x', '-5'"
         message = outside.json()["error"]["message"]
-        assert message == "logit_bias: token id 400 is out of vocabulary: ids are 0..383, 384 in all"
+        assert message == "logit_bias has token ids out of vocabulary: 400; ids are 0..383"
 
 
 @pytest.mark.parametrize(("side", "kept"), [(None, [4, 5, 6]), ("left", [4, 5, 6]), ("right", [1, 2, 3])])

@@ -156,7 +156,7 @@ async def test_a_pair_that_is_too_long_is_truncated(serve: Any, cross_encoder: P
         ({"text_1": "a", "text_2": [1, 2]}, "text_2", "a string or a list of strings"),
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "text_1 has 2 texts, but text_2 has 1"),
         ({"text_1": ["a", "b"], "text_2": ["c"] * 3}, "text_1", "text_1 has 2 texts, but text_2 has 3"),
-        ({"text_1": "a", "text_2": ["b"] * 5}, "text_2", "text_2 has 5 texts; at most 4 are allowed (--max-inputs)"),
+        ({"text_1": "a", "text_2": ["b"] * 5}, "text_2", "text_2 has 5 texts, but the limit is 4 (--max-inputs)"),
         ({"text_1": "hello " * 2000, "text_2": "b"}, "text_1", "maximum context length is 512 tokens"),
         ({}, "text_1", "text_1 is missing"),
         ({"data_2": "a"}, "data_1", "data_1 is missing"),

@@ -323,7 +323,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ["a", "b"]}, "one choice"),
     (COMPLETIONS, {"logprobs": 1}, "log probabilities"),
     (COMPLETIONS, {"logprobs": 1, "echo": True}, "log probabilities"),
-    (COMPLETIONS, {"prompt": "a", "user": "x" * 2**20}, "limit of streams"),
+    (COMPLETIONS, {"prompt": "a", "user": "x" * 2**20}, "limit for a kept stream"),
 ]
 
 

@@ -12,7 +12,7 @@ _Block = Mapping[str, Any]
 _MEDIA = frozenset(("document", "search_result"))
 _MEDIA_TYPE = re.compile(r"image/[a-z0-9.+-]{1,40}")
 _BILLING = "x-anthropic-billing-header"
-"""Claude Code begins its system prompt with this block, which has a hash of the request: no two prompts would match."""
+"""Begins the system prompt of Claude Code; left out, because its hash of the request would defeat the prefix cache."""
 
 
 def read_conversation(messages: Any, system: Any) -> list[Message]:
@@ -96,7 +96,7 @@ def _assistant(content: Any, path: str) -> Message:
                 calls.append(_call(block, at))
             case "thinking":
                 thoughts.append(_string(block, "thinking", at))
-            case "redacted_thinking":  # only its author can read it
+            case "redacted_thinking":  # encrypted: only the server that sent it can read it
                 pass
             case _:
                 texts.append(_text(block, at, "assistant"))

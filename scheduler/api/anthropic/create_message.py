@@ -67,7 +67,7 @@ class _SamplingBody(ChatBody):
 
 
 def _thinking_budget(context: AppContext, body: MessagesBody) -> int | None:
-    """Return the budget, None if there is none or nothing can enforce it."""
+    """Return the limit on thinking tokens; None if the client set none, or if nothing can enforce it."""
     thinking = body.thinking
     budget = thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
     if budget is not None and budget >= body.max_tokens:
@@ -125,8 +125,8 @@ def _choice(body: MessagesBody, tools: Sequence[Tool], parser: str | None) -> To
         return ToolChoice(ChoiceMode.NAMED, (tools[at],), _TOOLS.schema_path(at), parallel=False)
     if kind == "auto" and parser is None:
         raise InvalidRequest(
-            "tool_choice auto, the default, needs the format in which the model writes calls, and its chat template "
-            "shows none that is known: name the format with --tool-call-parser, or use any, tool or none",
+            "tool_choice auto (the default) needs the format of the model's calls, but its chat template shows no "
+            "known format: name one with --tool-call-parser, or use any, tool or none",
             "tool_choice",
         )
     mode = {"auto": ChoiceMode.AUTO, "any": ChoiceMode.REQUIRED, "none": ChoiceMode.NONE}[kind]

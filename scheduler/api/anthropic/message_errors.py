@@ -10,7 +10,7 @@ _TYPES = {
 }  # fmt: skip
 _OVERLOADED = 529
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-"""After an error with these details Anthropic's clients send the request again: all messages, no `thread`."""
+"""These details make Anthropic's clients send the request again with all messages and without `thread`."""
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["type", "error", "request_id"],

@@ -83,7 +83,7 @@ class MessageShape:
                     call = next(calls)
                     blocks.append(_tool_use(call) | {"input": _input(call.arguments)})
         stop = _stop_of(choice.finish_reason, choice.stop_reason, has_calls=bool(choice.calls))
-        content = blocks or [{"type": "text", "text": ""}]  # clients read the first block without looking
+        content = blocks or [{"type": "text", "text": ""}]  # clients read the first block unchecked
         return self._head | {"content": content} | stop | {"usage": _usage(usage)}
 
     def _text(self, kind: str, text: str) -> bytes:

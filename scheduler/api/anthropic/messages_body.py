@@ -71,7 +71,7 @@ class CountTokensBody(Body):
     """The fields that become a prompt."""
 
     not_served: ClassVar[Mapping[str, Refusal]] = WITH_TOOLS_NOT_SERVED | {
-        "mcp_servers": (([],), "the server calls no tools itself: send them as tools"),
+        "mcp_servers": (([],), "the server calls no MCP servers: send their tools in `tools`"),
         "container": ((), "the server runs no code"),
         "thread": ((), "conversations are not stored: send all their messages"),
     }
@@ -87,7 +87,7 @@ class CountTokensBody(Body):
 
 
 class MessagesBody(CountTokensBody):
-    """The same, with the fields of the answer."""
+    """The body of /v1/messages: the prompt's fields, and the ones that control the answer."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: list[str] | None = None

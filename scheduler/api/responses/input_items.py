@@ -12,7 +12,7 @@ Item = Mapping[str, Any]
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _MEDIA = frozenset(("input_file", "input_audio", "computer_screenshot"))
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-"""Types of parts that are text, and the fields that have it."""
+"""Types of parts that are text, and the field of each type that has the text."""
 _UNFINISHED = ("in_progress", "incomplete")
 
 
@@ -76,7 +76,7 @@ def continues_answer(items: Sequence[Item]) -> bool:
 def _add_message(messages: list[Message], item: Item, path: str) -> None:
     role = item.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidRequest(f"{path}.role must be {', '.join(_ROLES)}", f"{path}.role")
+        raise InvalidRequest(f"{path}.role must be one of {', '.join(_ROLES)}", f"{path}.role")
     content = _content(item.get("content"), f"{path}.content")
     last = messages[-1] if messages else {}
     if role == "assistant" and last.get("role") == "assistant" and not (last["content"] or "tool_calls" in last):
@@ -93,7 +93,7 @@ def _add_reasoning(messages: list[Message], item: Item, path: str) -> None:
             raise InvalidRequest(f"{path}.{field} is not a list", f"{path}.{field}")
         texts = texts or [_field(part, "text", f"{path}.{field}.{at}") for at, part in enumerate(parts)]
     if not texts:
-        return  # encrypted: only its author can read it
+        return  # encrypted: only the server that sent it can read it
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or last["content"]:
         last = {"role": "assistant", "content": ""}
@@ -148,8 +148,8 @@ def _part(part: Any, path: str) -> dict[str, Any]:
     if isinstance(kind, str) and kind in _MEDIA:
         raise InvalidRequest(f"{path}: {kind} parts are not supported yet", path)
     if not isinstance(kind, str) or kind not in _TEXTS:
-        shown = f"type is {kind[:40]!r}; it" if isinstance(kind, str) else "it"
-        raise InvalidRequest(f"{path}: {shown} must be an object of type input_text or output_text", path)
+        shown = f"the type is {kind[:40]!r}, but " if isinstance(kind, str) else "the type of a part "
+        raise InvalidRequest(f"{path}: {shown}must be input_text, output_text or input_image", path)
     return {"type": "text", "text": _field(part, _TEXTS[kind], path, may_be_empty=True)}
 
 

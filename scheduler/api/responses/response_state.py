@@ -49,7 +49,7 @@ async def store_answer(
     store: ResponseStore, generation: Generation, shape: ResponseShape, items: Sequence[Item], body: ResponsesBody,
     request: Request,
 ) -> ASGIApp:  # fmt: skip
-    """Return the answer to a request whose response is stored, started if it runs in the background."""
+    """Return the answer to a request whose response is stored; start a response that runs in the background."""
     context, head = generation.context, dict(shape.head)
     if body.background:
         head["status"] = "queued"

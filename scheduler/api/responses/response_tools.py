@@ -32,9 +32,8 @@ def read_response_tools(
         return read, ToolChoice(mode, allowed, field, parallel=False)
     if mode is ChoiceMode.AUTO and parser is None:
         raise InvalidRequest(
-            f"{path} auto, the default, needs the format in which the model writes calls, and its chat template shows "
-            "none that is known: name the format with --tool-call-parser, use none, or force a call by required or a "
-            "tool's name",
+            f"{path} auto (the default) needs the format of the model's calls, but its chat template shows no "
+            "known format: name one with --tool-call-parser, use none, or force a call by required or a tool's name",
             path,
         )
     return allowed, ToolChoice(mode, allowed, field, parallel=parallel is not False)

@@ -1,4 +1,4 @@
-"""Generate a response and store it: for a client, which gets the end once it is stored, or in the background."""
+"""Generate a response and store it: in the background, or for a client, which gets the end once it is stored."""
 
 import asyncio
 
@@ -113,7 +113,7 @@ def own_scope(scope: Scope) -> Scope:
 async def generate(
     generation: Generation, shape: ResponseShape, store: ResponseStore, run: BackgroundRun, scope: Scope
 ) -> None:
-    """Generate a response in the background and store it at its end, also if this is cancelled."""
+    """Generate a response in the background and store it at its end, even if this call is cancelled."""
     context = generation.context
     stream = scope["state"]["answer"] = _BackgroundStream(run, context.config.options.max_answer_bytes)
     try:

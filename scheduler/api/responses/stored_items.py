@@ -21,7 +21,7 @@ def stored_items(items: Sequence[Item], response_id: str) -> list[Item]:
 
 
 def page_of(items: Sequence[Item], *, limit: int, order: str, after: str | None) -> dict[str, Any]:
-    """Return the list object with the items after `after` in this order. Raises InvalidRequest without such an item."""
+    """Return the list object with the items after `after` in this order. Raises InvalidRequest if none has this id."""
     ordered = list(items if order == "asc" else reversed(items))
     first = 0
     if after is not None:

@@ -134,7 +134,7 @@ def test_generate_answers_as_transformers(llm: LLM, model: ImageModel) -> None:
 
 
 def test_placeholders_and_images_must_be_as_many(llm: LLM) -> None:
-    with pytest.raises(ValueError, match=r"prompt 0: the prompt has 0 placeholders \(<image>\) for 1 images"):
+    with pytest.raises(ValueError, match=r"prompt 0: the prompt has 0 placeholders \(<image>\) for 1 image"):
         llm.generate({"prompt": "none", "multi_modal_data": {"image": PICTURES[0]}}, GREEDY)
 
 
