@@ -42,7 +42,7 @@ class GrantSource(Protocol):
         ...
 
     def has_room(self, *, prefill_only: bool) -> bool:
-        """Return whether some prompt may find room now; `prefill_only`: even if only one that finishes at its prefill."""
+        """Return whether some prompt may find room; `prefill_only`: even if only one that finishes at its prefill."""
         ...
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:

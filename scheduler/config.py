@@ -145,7 +145,7 @@ class SchedulerOptions:
         many=True,
     )  # fmt: skip
     retry_share: float = flag(
-        0.2, "maximum concurrent retries while others wait, as a share of active requests", parse=float
+        0.2, "maximum concurrent retries while prompts are queued, as a share of active requests", parse=float
     )
     min_retries: int = flag(3, "retries per minute always allowed, whatever the share", parse=int)
     max_body_bytes: int = flag(16 * 2**20, "largest request body; larger get 413", parse=parse_bytes)

@@ -90,7 +90,7 @@ class Placer:
         return first_token_s(self._current_loads(), waiting, num_tokens, everywhere=self._compares)
 
     def has_room(self, *, prefill_only: bool) -> bool:
-        """Return whether some prompt may find room now; `prefill_only`: even if only one that finishes at its prefill."""
+        """Return whether some prompt may find room; `prefill_only`: even if only one that finishes at its prefill."""
         return has_room(self._current_loads(), prefill_only=prefill_only, alone=self._compares)
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:

@@ -13,7 +13,7 @@ from wire.types import SamplingParams
 
 _LOGPROB_BYTES = 64  # one token and its log probability as JSON; chat entries are larger, completion entries smaller
 _TOKEN_ID_BYTES = 7
-_HELD_BYTES = 300  # a token held until the best_of selection, or with log probabilities until the beam search ends
+_HELD_BYTES = 300  # a token held until best_of selects or, with log probabilities, until the beam search ends
 
 
 def check_answer(

@@ -63,7 +63,7 @@ class AnswerShape(Protocol):
         ...
 
     def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
-        """Return the log probabilities of `piece`, called once per piece and in order; None if not requested."""
+        """Return the log probabilities of `piece`, None if not requested. Called once for each piece, in order."""
         ...
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:

@@ -26,8 +26,8 @@ async def load_images(
 ) -> Sequence[Message]:  # fmt: skip
     """Return the conversation with its images loaded; `salt` is the body's cache_salt.
 
-    `counts`: the route needs the number of image tokens. Raises an InvalidRequest that names the part, Overloaded or
-    Unavailable.
+    `counts`: the route needs the number of image tokens. Raises Overloaded, Unavailable, or an InvalidRequest
+    that names the part.
     """
     path, images = next((image.path for image in images_in(messages)), None), context.images
     if path is None:

@@ -15,7 +15,7 @@ Scored = tuple[int, TokenLogprobs | None]
 
 @cheap_dataclass(frozen=True, slots=True)
 class TokenFormatter:
-    """Formats tokens with the `maximum` likeliest ones at each position; as `token_id:N` if the client requested ids.
+    """Formats tokens with the `maximum` likeliest ones at each position. `by_number`: a token is shown as `token_id:N`.
 
     `ranked` adds the output in prompt_logprobs' format: by token id, with ranks, unambiguous for tokens of equal text.
     `listed`: the alternatives are those the client listed, without ranks, instead of the most likely ones.

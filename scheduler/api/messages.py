@@ -11,7 +11,7 @@ Message = dict[str, Any]
 
 
 def read_messages(value: Any) -> list[Message]:
-    """Return the conversation for a template: roles, contents as sent, texts or lists of parts, and tool calls."""
+    """Return the conversation for a template: roles, contents as sent (texts or lists of parts), and tool calls."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest("messages must be a list of at least one message", "messages")
     messages = [_message(item, f"messages.{index}") for index, item in enumerate(value)]

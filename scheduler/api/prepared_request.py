@@ -87,7 +87,8 @@ async def prepare_generation(
     cut = tuple(truncate_prompt(ids, keep, room=room, side=side) for ids in prompts)
     if (images or worker_chat) and cut[0] != prompts[0]:
         raise InvalidRequest(
-            f"the prompt has {len(prompts[0])} tokens, but a prompt with images cannot be truncated",
+            f"truncate_prompt_tokens would cut the prompt's {len(prompts[0])} tokens, but a prompt with images "
+            "cannot be truncated",
             "truncate_prompt_tokens",
         )
     text = read_text_options(body, context.tokens, context.config.options, continues_prompt=continues_prompt)

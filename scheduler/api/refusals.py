@@ -82,7 +82,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "mm_payload": "used only by vLLM's render routes; its generation routes ignore it too",
     "return_mm_kwargs": "used only by vLLM's render routes; its generation routes ignore it too",
     "metadata": "the client's own notes", "store": "only responses are stored", "service_tier": "there is only one",
-    "token_offsets": "their texts are not used by vLLM either", "parse_context": "read only for answers that are chats",
+    "token_offsets": "vLLM generates without them too", "parse_context": "read only for answers that are chats",
     "reasoning_ended": "the prompt's own markers show it", "reasoning_parser_kwargs": "see reasoning_ended",
     "flat_logprobs": "log probabilities have one form", "output_kind": "`stream` decides it",
     "skip_clone": "vLLM's own state", "output_text_buffer_length": "vLLM's own state",

@@ -51,7 +51,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None], ke
 
 
 async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None], kept_s: float) -> None:
-    """Run `work` in this task, which our server cancels when the client disconnects; drop `work` if it is gone."""
+    """Run `work`, unless the client is gone, in this task, which our server cancels when the client disconnects."""
     if receive.why_gone:  # cancelling work that never awaits would cancel what follows it
         work.close()
         raise ClientGone(receive.why_gone)

@@ -9,7 +9,7 @@ class HeadTooLarge(Exception):
 
 
 class NotHttp1(Exception):
-    """The request has another HTTP version, or not exactly one Host."""
+    """The request's version is not HTTP/1.0 or 1.1, or it does not have exactly one Host."""
 
 
 def refusal(why: BaseException | None) -> bytes:

@@ -22,7 +22,8 @@ def read_https(options: SchedulerOptions) -> Https | None:
     if options.ssl_keyfile is None or options.ssl_certfile is None:
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             if getattr(options, name) is not None:
-                raise ConfigError(f"--{name.replace('_', '-')} needs both --ssl-keyfile and --ssl-certfile")
+                given = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{given} is set, but HTTPS needs both --ssl-keyfile and --ssl-certfile")
         if options.ssl_cert_reqs != "0":
             raise ConfigError(f"--ssl-cert-reqs {options.ssl_cert_reqs} needs --ssl-keyfile and --ssl-certfile")
         return None

@@ -42,7 +42,7 @@ def read_embeds(given: Any, vision: VisionCheckpoint) -> SentEmbeds:
         raise InvalidRequest(f"image_embeds must be {_FORM}")
     for name in given:
         if name not in _FIELDS:
-            raise InvalidRequest(f"image_embeds has an unknown field {name[:40]!r}, known: {', '.join(_FIELDS)}")
+            raise InvalidRequest(f"image_embeds has an unknown field {name[:40]!r}; known are {', '.join(_FIELDS)}")
     data, dtype = given.get("data"), given.get("dtype")
     if not isinstance(data, str):
         raise InvalidRequest("image_embeds.data must be a text: base64 of the little-endian values")
@@ -80,7 +80,7 @@ def _grid(grid: Any, count: int, vision: VisionCheckpoint) -> tuple[int, int, in
             return 1, rows, columns
     raise InvalidRequest(
         f"image_embeds.grid is {_shown(grid)}, but must be [1, rows, columns] with rows x columns = {count}, the "
-        f"tokens: positions of {kind} follow it"
+        f"number of tokens: positions of {kind} follow the grid"
     )
 
 

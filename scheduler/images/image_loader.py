@@ -43,7 +43,7 @@ class ImageLoader:
     async def load(self, messages: Sequence[Message], held: HeldImageBytes, salt: str) -> Sequence[Message]:
         """Return the conversation with LoadedImages; `held` counts their bytes, `salt` limits sharing to a tenant.
 
-        Raises InvalidRequest that names the part, Overloaded, and Unavailable if no process can read headers.
+        Raises an InvalidRequest that names the part; Overloaded; or Unavailable if no process can read headers.
         """
         parts: list[ImagePart] = list(images_in(messages))
         if len(parts) > self.max_images:

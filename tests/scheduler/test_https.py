@@ -54,9 +54,9 @@ def test_without_files_it_is_http() -> None:
 
 def test_incomplete_tls_flags_are_refused(files: TlsFiles) -> None:
     for options, words in (
-        (SchedulerOptions(ssl_keyfile=files.key), "--ssl-keyfile needs both"),
-        (SchedulerOptions(ssl_certfile=files.cert), "--ssl-certfile needs both"),
-        (SchedulerOptions(ssl_ca_certs=files.ca), "--ssl-ca-certs needs both"),
+        (SchedulerOptions(ssl_keyfile=files.key), "--ssl-keyfile is set, but HTTPS needs both"),
+        (SchedulerOptions(ssl_certfile=files.cert), "--ssl-certfile is set, but HTTPS needs both"),
+        (SchedulerOptions(ssl_ca_certs=files.ca), "--ssl-ca-certs is set, but HTTPS needs both"),
         (SchedulerOptions(ssl_cert_reqs="2"), "--ssl-cert-reqs 2 needs"),
         (SchedulerOptions(ssl_keyfile=files.key, ssl_certfile=files.cert, ssl_cert_reqs="2"), "needs --ssl-ca-certs"),
     ):

@@ -39,7 +39,7 @@ class MessageShape:
         self._block = ""  # the type of the open block, empty if none is open
         self._before = b""  # the bytes of a delta of the open block, up to its text
         self._has_calls = False
-        self._has_input: bool | None = None  # whether the open call's arguments are an object, None before the first
+        self._has_input: bool | None = None  # whether the open call's arguments are an object, None before they begin
         self._end: dict[str, Any] = {}
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
@@ -132,7 +132,7 @@ def _input(arguments: str) -> orjson.Fragment:
     """Return the arguments as an object, even if they are incomplete; {} if the model wrote anything but an object."""
     try:
         value = from_json(arguments, allow_inf_nan=False, allow_partial=True)
-        text = json.dumps(value if isinstance(value, dict) else {}, allow_nan=False)  # orjson refuses larger integers
+        text = json.dumps(value if isinstance(value, dict) else {}, allow_nan=False)  # orjson refuses large integers
     except ValueError:
         text = "{}"
     return orjson.Fragment(text)

@@ -104,7 +104,7 @@ class ResponseShape:
     def _finished(
         self, status: str, output: Sequence[Any], usage: Usage | None, error: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:  # fmt: skip
-        """Return the response at its end: each one, whole or streamed, complete or failed, is built here."""
+        """Return the response at its end: every response, whole or streamed, complete or failed, is built here."""
         self.final = {
             **self.head,
             "completed_at": int(time.time()) if status == COMPLETED else None,
