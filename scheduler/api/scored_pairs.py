@@ -90,7 +90,8 @@ async def _shortened(
         return texts
     if not 0 < limit < longest:
         raise InvalidRequest(
-            f"{limit_name} must be a non-negative integer less than the model's {longest}, got {limit}", limit_name
+            f"{limit_name} is {limit}, but must be from 0 to {longest - 1}, below the model's maximum length",
+            limit_name,
         )
     return tuple([await context.tokens.shorten(text, limit) for text in texts])
 

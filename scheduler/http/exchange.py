@@ -130,7 +130,7 @@ class HttpExchange:
         return {"type": "http.request", "body": body, "more_body": not self._body_complete}
 
     async def send(self, message: Message) -> None:
-        """Write a part of the answer, the ASGI way: waits while the client reads too slowly."""
+        """Write a part of the answer, the ASGI way: wait while the client reads too slowly."""
         await self._can_write()
         if message["type"] == "http.response.start":
             self.start(message["status"], message.get("headers", ()))

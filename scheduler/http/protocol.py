@@ -265,7 +265,7 @@ class HttpProtocol(asyncio.Protocol):
             if read >= least_bytes:
                 self._wait_for_reader(least_bytes)
                 return
-            self._why_gone = f"the client read {read or 'nothing'} of {output_bytes} bytes for {self._reader_s:g} s"
+            self._why_gone = f"the client read {read or 'nothing'} of {output_bytes} bytes in {self._reader_s:g} s"
             self.transport.abort()
 
         self._unread_timer = self._loop.call_later(self._reader_s, look)

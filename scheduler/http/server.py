@@ -24,7 +24,7 @@ _KEEP_ALIVE_S = 30
 _CLOSE_S = 2
 _READY_POLL_S = 0.05
 _JOIN_S = 5.0
-"""After this a scheduler accepts clients even if it is not ready: if none of them is, clients must get a reason."""
+"""After this a scheduler accepts clients even if it is not ready, so that they get a reason if no scheduler is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ async def serve(
     """Serve until SIGTERM, SIGINT or `stop`; then refuse new requests and give running ones `shutdown_timeout_s`.
 
     A second signal ends them at once. The socket is closed on return. With `https`, plain HTTP is not served. A client
-    that reads nothing for `client_timeout_s` is disconnected. Clients of `shared`, on which other schedulers
+    that reads too little in `client_timeout_s` is disconnected. Clients of `shared`, on which other schedulers
     also listen, are served too, once this one is ready or `_JOIN_S` has passed, until the first signal.
     """
     tls: dict[str, Any] = {} if https is None else {

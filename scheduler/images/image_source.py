@@ -49,7 +49,7 @@ class ImageSources:
         if scheme == "data:":
             head = _DATA.match(url)
             if head is None:
-                raise InvalidRequest("a data URL of an image must begin with data:image/png;base64, or name another type")
+                raise InvalidRequest("a data URL of an image must begin with data:image/png;base64, or another type")
             return await self.decode(url, take, "the data URL", start=head.end())
         if scheme == "file:":
             return await asyncio.to_thread(_read_file, url, self.folder, take)

@@ -1,7 +1,7 @@
 """Compute how many instances should prefill and how many decode, from the demand and the cost of steps. Pure.
 
-    a prompt takes   its tokens x token / (1 - share of the prefill instances' time in use)
-                     + its outputs x (base + sequence x sequences on each decode instance)
+    a prompt takes   its tokens x token_s / (1 - share of the prefill instances' time in use)
+                     + its outputs x (base_s + sequence_s x sequences on each decode instance)
 
 A split that cannot keep up is worse than any that can. Of two that cannot, the one with the smaller overload is better.
 """

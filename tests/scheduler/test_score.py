@@ -92,7 +92,7 @@ async def test_a_limit_for_each_text_keeps_its_first_tokens(serve: Any, cross_en
         assert served.dispatcher.requests[0].prompts == (fox[:2], fox[:3], hello)
         for name, limit in (("max_tokens_per_doc", 512), ("max_tokens_per_query", -1)):
             error = await refusal(served, text_1="a", text_2="b", **{name: limit})
-            words = f"{name} must be a non-negative integer less than the model's 512, got {limit}"
+            words = f"{name} is {limit}, but must be from 0 to 511, below the model's maximum length"
             assert (error["param"], error["message"]) == (name, words)
     async with serve(folder=cross_encoder) as served:
         await post(served, text_1="the quick brown fox", text_2="the quick brown fox", use_activation=False, **limits)
