@@ -27,7 +27,7 @@ from wire.types import SamplingParams
 
 pytestmark = pytest.mark.cluster
 
-NUM_CLIENTS, NUM_OUTPUTS, NUM_CHANGES = 4, 12, 200
+NUM_CLIENTS, NUM_OUTPUTS = 4, 12
 WAIT_S = 300.0
 MOVED = "decode-1"
 
@@ -74,9 +74,10 @@ class _Clients:
         self._stopped = True
 
 
-@pytest.mark.parametrize("engine", ["fake", pytest.param("transformers", marks=pytest.mark.long)])
-def test_two_hundred_changes_under_load_lose_and_change_no_answer(
-    engine: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+@pytest.mark.often("fake-40")
+@pytest.mark.parametrize(("engine", "num_changes"), [("fake", 40), ("fake", 200), ("transformers", 200)])
+def test_changes_under_load_lose_and_change_no_answer(
+    engine: str, num_changes: int, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model: Path = request.getfixturevalue("fake_model" if engine == "fake" else "tiny_model")
     flags = ("--engine=fake", "--no-enable-prefix-caching") if engine == "fake" else ENGINE_FLAGS
@@ -89,7 +90,7 @@ def test_two_hundred_changes_under_load_lose_and_change_no_answer(
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:
             running = [pool.submit(clients.run, number) for number in range(NUM_CLIENTS)]
             try:
-                for number in range(NUM_CHANGES):
+                for number in range(num_changes):
                     role, before = ("prefill", "decode")[number % 2], clients.prefilled_by[port]
                     began = time.monotonic()
                     with connect_admin(cluster.client.base_url) as connection:

@@ -32,7 +32,7 @@ def run_shared(tmp_path: Path, test: Callable[[LocalInstance, Client, Client], A
 
     async def run() -> None:
         config = instance_config(tmp_path, Role.COMBINED, port=4)
-        (tmp_path / "fake.json").write_text(json.dumps({**FAKE, "step_seconds": 0.02}))
+        (tmp_path / "fake.json").write_text(json.dumps({**FAKE, "step_seconds": 0.01}))
         async with running(config) as (instance, first), opened(instance, "second") as second:
             await test(instance, first, second)
 

@@ -162,7 +162,7 @@ async def test_decode_that_gets_no_kv_after_prefill_is_given_up(
         assert (answer.tokens, answer.done[0].tries) == ({(0, 0): _right()}, 2)
 
 
-@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("connector", SLOW)
 @pytest.mark.anyio
 async def test_a_prompt_waits_for_a_full_decode_worker(connector: Connector, monkeypatch: pytest.MonkeyPatch) -> None:
     """From vLLM 0.33 on a worker reports which requests it has queued: no failure of the request or of the pair."""

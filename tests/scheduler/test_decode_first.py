@@ -110,6 +110,7 @@ async def test_a_client_that_leaves_frees_both_workers() -> None:
         await until(lambda: not (cluster.kv_usage(Role.PREFILL) or cluster.kv_usage(Role.DECODE)))
 
 
+@pytest.mark.often("0.33.0")
 @pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
 @pytest.mark.anyio
 async def test_a_prompt_waits_for_a_full_decode_worker(version: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,6 +214,7 @@ async def test_a_retry_sends_the_same_data_url(roles: str, connector: Connector,
         assert len(server.requests) == len(answers)
 
 
+@pytest.mark.often("two")
 @pytest.mark.parametrize(
     ("roles", "n", "prefill_s", "decode_s"),
     [("PDD", 1, 0.0, 3.0), ("PDD", 2, 0.0, 3.0), ("PDD", 2, 1.0, 1.8), ("PD", 1, 0.0, 3.0)],
