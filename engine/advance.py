@@ -54,7 +54,7 @@ class Advance:
         if prompt.hold:
             self._end_prefill(prompt, outcome)
             return
-        if prompt.started_at is not None and not prompt.num_interruptions:  # else recomputed: already reported
+        if prompt.started_at is not None and not prompt.num_interruptions:  # a recomputed prompt is already reported
             seconds = self._clock() - prompt.started_at
             written = scheduled.sequence.num_written
             outcome.computed.append((prompt.state.prompt_id, seconds, prompt.num_cached, written))

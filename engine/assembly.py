@@ -20,7 +20,7 @@ UNKNOWN = 0
 def batch_of(schedule: list[ScheduledTokens], awaited: Mapping[Sequence, int] = MappingProxyType({})) -> StepBatch:
     """Return the flattened step: all tokens, each sequence's token range, and the rows to sample, score and pool.
 
-    `awaited` maps sequences whose last token the previous step samples to the index of that sample there.
+    `awaited` has, for each sequence whose last token the previous step samples, that sample's index in that step.
     """
     token_ids: list[int] = []
     carried: list[tuple[int, int]] = []
@@ -80,9 +80,9 @@ def samples_of(schedule: list[ScheduledTokens]) -> dict[Sequence, int]:
 
 
 def scored_positions(scheduled: ScheduledTokens) -> range:
-    """Return the prompt positions whose log probabilities are computed: the ones after each scheduled token.
+    """Return the prompt positions whose log probabilities are computed: the position after each scheduled token.
 
-    Empty if none were requested, or if there is an output token: the prompt's were emitted before it.
+    Empty if none were requested, or if there is an output token: those of the prompt were emitted before it.
     """
     prompt, sequence = scheduled.prompt, scheduled.sequence
     if prompt.state.params.prompt_logprobs is None or sequence is not prompt.stem:
@@ -115,7 +115,7 @@ class LayerAnnouncer:
     def is_wanted(self, *, runs_ahead: bool) -> bool:
         """Return whether `on_layer` has to be called. Layers without chunks are reported too, as a sign of progress.
 
-        Where the model runs ahead they are not: launching a layer is not progress yet.
+        Where the model runs ahead, layers without chunks are not reported: launching a layer is not progress yet.
         """
         return self._on_layer is not None and bool(self._chunks or not runs_ahead)
 

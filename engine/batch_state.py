@@ -58,7 +58,7 @@ class BatchState:
         self._preempt_after = process_failpoints().preempt_after
 
     def prompts(self) -> list[Prompt]:
-        """Return every prompt. Any thread; a prompt that changes state meanwhile may be missing or appear twice."""
+        """Return every prompt. Any thread may call this; a prompt that changes state may be missing or appear twice."""
         return [*self.waiting.copy(), *self.running.copy().values(), *self.held.copy().values()]
 
     def find(self, prompt_id: str) -> Prompt | None:
@@ -213,7 +213,8 @@ class BatchState:
         del self.running[prompt.state.prompt_id]
         self.preemptions += 1
         if not (prompt.is_swapped_out or prompt.can_be_rebuilt):
-            selection.failed.append((prompt, NoCapacity("the prompt's KV was dropped, and its images are not here")))
+            error = NoCapacity("the prompt's KV was dropped, and this instance lacks its images")
+            selection.failed.append((prompt, error))
             return
         self.waiting.appendleft(prompt)
         if prompt.num_interruptions > known:
@@ -233,7 +234,7 @@ class BatchState:
                 self._start(prompt, now)
             except NoCapacity:
                 return  # another thread has taken the blocks
-            except Exception as error:  # noqa: BLE001 - whatever its start raises ends this prompt only, and is reported
+            except Exception as error:  # noqa: BLE001 - ends this prompt only, and is reported
                 self.remove(prompt)
                 selection.failed.append((prompt, error))
                 continue
@@ -247,7 +248,7 @@ class BatchState:
         prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:
-        """Return whether the limits allow the prompt's sequences, the next chunk is not full, and its KV fits the pool.
+        """Return whether the limits allow the prompt's sequences, the next chunk is not full, and the prompt's KV fits.
 
         A probe also starts if the running prompts fill the next chunk. One free block is reserved for each running
         sequence, so that a new prompt is not preempted at once.

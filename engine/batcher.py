@@ -27,7 +27,7 @@ _LEAST_CHUNK, _LEAST_SLICE = 64, 16
 _GROWTH = 4
 """Beside sequences being decoded, a chunk is at most this many times the longest one that was measured."""
 _MORE_GAP = 1.1
-"""Where the decoding alone takes longer than the gap limit, a chunk may make it this much longer."""
+"""Where the decoding alone takes longer than the gap limit, a chunk may make the step this many times as long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ def check_beams(state: PromptState, *, max_model_len: int) -> None:
     if not beams:
         return
     if params.beam_search is None:
-        raise InvalidRequest(f"{len(beams)} beams are given for a prompt without beam search", "beams")
+        raise InvalidRequest(f"beams are given ({len(beams)}), but the prompt has no beam search", "beams")
     live, done = ([beam for beam in beams if beam.done is ended] for ended in (False, True))
     width, limit = params.num_beams, min(params.max_tokens, max_model_len - len(state.token_ids))
     if not live:
@@ -24,10 +24,13 @@ def check_beams(state: PromptState, *, max_model_len: int) -> None:
     lengths = {len(beam.token_ids) for beam in live}
     if len(lengths) > 1 or not 1 <= max(lengths) < limit:
         raise InvalidRequest(
-            f"live beams have {sorted(lengths)} tokens, but must share one length from 1 to {limit - 1}", "beams"
+            f"live beams have {sorted(lengths)} tokens, but must share one length, at least 1 and below the limit of "
+            f"{limit}",
+            "beams",
         )
-    if not all(1 <= len(beam.token_ids) <= limit for beam in done):
-        raise InvalidRequest(f"a finished beam must have 1 to {limit} tokens", "beams")
+    ends = sorted({len(beam.token_ids) for beam in done})
+    if not all(1 <= length <= limit for length in ends):
+        raise InvalidRequest(f"finished beams have {ends} tokens, but must have from 1 to {limit}", "beams")
     scores = sorted((beam.score for beam in live), reverse=True)
     with_logprobs = params.logprobs is not None
     if any(len(beam.logprobs) != len(beam.token_ids) * with_logprobs for beam in beams):

@@ -42,7 +42,7 @@ _log = EventLogger("engine")
 
 
 class EngineCore:
-    """The `Engine` over any `Model`. One thread calls it; `check`, `load` and `blocks` may be used from any."""
+    """The `Engine` over any `Model`. One thread calls it; `check`, `load` and `blocks` may be used from any thread."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class EngineCore:
     ) -> None:
         """`prefix_caching`: keep freed KV for reuse, where blocks have names at all (prefix.py).
 
-        `reuse_decoded`: keep that of outputs too.
+        `reuse_decoded`: keep the KV of outputs too.
         `swap_bytes`: memory limit for copies of preempted sequences' blocks. `gap_limit_s`: the limit for
         prompts that set none (batcher.paced).
         """
@@ -116,7 +116,7 @@ class EngineCore:
         """Queue a prompt whose KV is computed here. Raises as `check` does; with `hold`, only the prompt has to fit.
 
         Raises InvalidGrammar if `grammar` does not allow the outputs so far, InternalError for embeddings that are not
-        those of its images.
+        those of the prompt's images.
         """
         self.check(state, hold=hold)
         prompt = self._accept(state, hold=hold, grammar=grammar)
@@ -125,12 +125,12 @@ class EngineCore:
         self._batch.queue(prompt)
 
     def admit(self, state: PromptState, block_ids: Many[int], grammar: Grammar | None = None) -> None:
-        """Start a prompt whose KV is in `block_ids`. If it raises (as `check`), the caller keeps the references."""
+        """Start a prompt whose KV is in `block_ids`. If this raises (as `check` does), the caller keeps the blocks."""
         layout = self.info.layout
         wanted = layout.num_blocks_for(len(state.token_ids))
         if len(block_ids) < wanted:
             raise InvalidRequest(
-                f"{len(block_ids)} blocks cannot hold {len(state.token_ids)} tokens, which need {wanted}"
+                f"the number of blocks is {len(block_ids)}, but the prompt's tokens need at least {wanted}"
             )
         check_begun(state)
         prompt = self._accept(state, hold=False, grammar=grammar)
@@ -225,7 +225,7 @@ class EngineCore:
         return outcome.result(ended - started)
 
     def _streams(self) -> Streams:
-        """Return what the next step must not delay, with the shortest gap limit of all these prompts. Any thread."""
+        """Return the sequences that the next step must not delay, with their shortest gap limit. Any thread."""
         decoding, arriving, own_s = self._batch.decoding, self.arriving(), self._gap_limit_s
         limits = (*(prompt.state.gap_limit_s for prompt in decoding), *arriving)
         shortest_s = min((limit_s or own_s for limit_s in limits), default=own_s)
@@ -267,7 +267,7 @@ class EngineCore:
         bound = [scheduled for scheduled in schedule if scheduled.prompt.is_bound]
         for scheduled in bound:
             if not self._batch.runs(scheduled.prompt):
-                continue  # it failed with another of its sequences
+                continue  # the prompt failed with another of its sequences
             try:
                 fill_masks(scheduled, self.info.vocab_size)
             except Exception as error:  # noqa: BLE001 - this prompt's own grammar: reported in `failed`
@@ -290,7 +290,7 @@ class EngineCore:
         runs_ahead = self.runs_ahead
         for scheduled, part in zip(step.schedule, parts, strict=True):
             if scheduled.sequence.finish is not None or not self._batch.runs(scheduled.prompt):
-                continue  # it has ended since the launch
+                continue  # the prompt has ended since the launch
             if runs_ahead:
                 scheduled.sequence.collect(scheduled.count, awaits=scheduled.sequence in step.samples)
             if step.announcer.error is not None and scheduled.prompt.hold:
@@ -302,7 +302,7 @@ class EngineCore:
                 self._fail(scheduled.prompt, error, outcome)
 
     def _fail_all(self, schedule: list[ScheduledTokens], error: Exception, outcome: StepOutcome) -> None:
-        """Fail the prompts of a step that failed, except those that have ended before."""
+        """Fail the prompts of a step that failed, except those that have already ended."""
         live = [
             scheduled.prompt
             for scheduled in schedule

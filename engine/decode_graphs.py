@@ -244,7 +244,7 @@ class DecodeGraphs:
         return run_alone_first
 
     def _find_shape(self, num_rows: int, width: int) -> GraphShape | None:
-        """Return the smallest captured shape for a step of these rows and blocks of the longest table."""
+        """Return the smallest captured shape for a step of `num_rows` rows, whose longest table has `width` blocks."""
         return next((one for one in self._ascending if one[0] >= num_rows and one[1] >= width), None)
 
     def _padded(self, host: HostTables, rows: int) -> HostTables:

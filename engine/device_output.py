@@ -94,7 +94,7 @@ class DeviceStep:
                 queued += queue_logprobs(logits, token_ids, [row.wanted for row in part], self._download)
                 done += len(part)
         except Exception as error:  # noqa: BLE001 - see above
-            failure = InternalError(f"log probabilities of the prompt: {type(error).__name__}: {error}")
+            failure = InternalError(f"cannot compute the prompt's log probabilities: {type(error).__name__}: {error}")
             failure.__cause__ = error
             return [], failure
         return queued, None

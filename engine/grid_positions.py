@@ -1,9 +1,9 @@
 """The three positions of each token, in time, height and width, for models that rotate images by their grid. Pure.
 
-    text   | one position, three times: it follows the text before it, or the longer side of the image before it
+    text   | one position, three times: the one after the text before, or `first` + the longer side of the image before
     image  | first + its place in time, height and width; `first` is the position after the text before it
 
-These are Qwen2-VL's rules. An image's length in time does not move the positions after it.
+These are Qwen2-VL's rules. An image's length in time does not move the positions after the image.
 """
 
 from array import array

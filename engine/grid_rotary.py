@@ -44,5 +44,8 @@ def rotate_by_grid(network: Any, sections: Sequence[int]) -> None:
     rotary = network.model.rotary_emb
     half = rotary.inv_freq.shape[0]
     if sum(sections) != half or min(sections) < 1:
-        raise ConfigError(f"mrope_section {list(sections)} does not fit the {half} frequencies of a head")
+        raise ConfigError(
+            f"mrope_section is {list(sections)}, but must be positive numbers whose sum is {half}, "
+            "the number of a head's frequencies"
+        )
     network.model.rotary_emb = GridRotary(rotary, sections)

@@ -1,11 +1,11 @@
 """Device memory that steps need besides weights and pool: measured once with dummy tokens, before the pool is made.
 
 largest step   a chunk at the end of the longest sequence, and all other sequences decoding; every row is sampled
-decode step    all sequences decode: the memory that graphs keep, where they are used
+decode step    all sequences decode: measures the memory that graphs keep, if graphs are used
 
-They run on a pool with only the blocks they write; all earlier blocks of every sequence are block 0. So their results
-are meaningless, but they use as much memory as real steps of these sizes. Log probabilities of prompt tokens are
-computed in slices (engine/sampling/logprobs.py) and not included.
+These steps run on a pool with only the blocks they write; all earlier blocks of every sequence are block 0. So their
+results are meaningless, but they use as much memory as real steps of these sizes. Log probabilities of prompt tokens
+are computed in slices (engine/sampling/logprobs.py) and not included.
 """
 
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def measure_headroom(
             _log.warning("headroom_not_measured", device=device.name, reserved_bytes=0, error=in_a_line(error))
             return Headroom()
         raise ConfigError(
-            f"a step of {largest.prompt_tokens} tokens of prompts and {largest.sequences} sequences does not fit "
+            f"the largest step (prompt tokens: {largest.prompt_tokens}, sequences: {largest.sequences}) does not fit "
             f"in addition to the weights on {device.name}: {device.memory().free} of {device.memory().total} bytes are "
             "free; lower --prefill-chunk-size or --max-num-seqs"
         ) from error

@@ -23,7 +23,7 @@ from wire.load import LoadSnapshot
 from wire.types import PromptLogprobs, PromptState, TokenOutput
 
 Embeddings = bytes | memoryview
-"""Those of one image: [count, hidden_size] values of the engine's dtype, row by row, one row for each token."""
+"""The embeddings of one image: [count, hidden_size] values of the engine's dtype, row by row, one row per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Blocks(Protocol):
         ...
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
-        """Take `num_blocks` free blocks with one reference each. Raises NoCapacity, or NeverFits past the pool."""
+        """Take `num_blocks` free blocks with one reference each. Raises NoCapacity, or NeverFits."""
         ...
 
     def release(self, block_ids: Sequence[int]) -> None:
@@ -162,7 +162,8 @@ class Engine(Protocol):
     """Continuous batching over one model and one pool."""
 
     arriving: Callable[[], Sequence[float]]
-    """The `gap_limit_s` of each prompt whose KV is being received: long chunks would delay it. Set by the instance."""
+    """Returns the `gap_limit_s` of each prompt whose KV is being received, which long chunks would delay. Set by the
+    instance."""
 
     @property
     def info(self) -> EngineInfo: ...

@@ -85,9 +85,9 @@ class ChildCheck:
             return here()
         why = _answer(out)
         if status is None:
-            return f"its check in a child process took more than {self.limit_s:g} s"
+            return f"the check in a child process took more than {self.limit_s:g} s"
         if status != 0 or why is None:
-            return f"its check ended a child process with {_format_status(status)}: {last}"
+            return f"the check ended a child process with {_format_status(status)}: {last}"
         if not why:
             _remember(known)
         return why or None
@@ -121,7 +121,7 @@ def _format_status(status: int) -> str:
 
 
 def _sources() -> str:
-    """Return a digest of the engine's sources: they call the kernels, and check them."""
+    """Return a digest of the engine's sources, which call the kernels and check them."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

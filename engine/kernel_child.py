@@ -33,12 +33,12 @@ def attention(
 
     candidate = with_alternatives(make_backend(AUTO, device))[place]
     why = why_not(candidate, [LayerKind(**kind) for kind in kinds], device, block_size, getattr(torch, dtype))
-    failed: str | None = getattr(candidate, "failed", None)  # it computed with other kernels instead
+    failed: str | None = getattr(candidate, "failed", None)  # the backend computed with other kernels instead
     return why or failed
 
 
 class Unfit(Exception):
-    """The check cannot run in a child; it says nothing about the kernels."""
+    """The check cannot run in a child; that says nothing about the kernels."""
 
 
 def modules(device: Device, *, config: dict[str, Any], dtype: str) -> None:

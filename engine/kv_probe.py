@@ -46,19 +46,23 @@ class KvProbe:
         requested = self._effective_window(requested_window)
         if masked != requested:
             raise ConfigError(
-                f"layer {layer} calls attention with a window of {requested or 'any length'}, but its mask has one of "
-                f"{masked or 'any length'}: not supported"
+                f"layer {layer} calls attention with {_window(requested)}, but its mask has {_window(masked)}: "
+                "not supported"
             )
 
     def tensors(self, num_layers: int) -> tuple[KvTensor, ...]:
         """Return the KV tensors of all layers. Raises ConfigError if a layer does not use the attention interface."""
         if sorted(self._seen) != list(range(num_layers)):
             seen = len(self._seen)
-            raise ConfigError(f"{seen} of the model's {num_layers} layers use the attention interface: not supported")
+            raise ConfigError(f"only {seen} of {num_layers} layers use the attention interface: not supported")
         return tuple(tensor for layer in range(num_layers) for tensor in self._seen[layer])
 
     def _effective_window(self, window: int | None) -> int | None:
         return None if window is not None and self._max_length is not None and window >= self._max_length else window
+
+
+def _window(size: int | None) -> str:
+    return "no window" if size is None else f"a window of {size}"
 
 
 def rehearse(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...] | None:

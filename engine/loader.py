@@ -202,7 +202,7 @@ def _read_weights(
     on_read()
     read = read_network(folder, dtype, device=device.torch_device, kept_linears=device.traits.kept_linears)
     network = read.loaded.network
-    known = None if read.kept_bytes else rehearsed  # replaced (still quantised) layers are run once before serving
+    known = None if read.kept_bytes else rehearsed  # layers that stay quantised are run once before serving
     tensors = known or find_kv_tensors(network, folder.checkpoint, dtype)
     fused = fuse(network, threads=threads, shared=shared) if device.traits.pools_on_host else None
     return _ReadWeights(network, fused, tensors, (*read.notes, *replace_modules(network, device)))

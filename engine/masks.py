@@ -1,4 +1,4 @@
-"""Bit masks for the sampler of the tokens that the grammars of a step's sequences allow next."""
+"""The sampler's bit masks: the tokens that each sequence's grammar allows next."""
 
 from engine.prompt import ScheduledTokens
 

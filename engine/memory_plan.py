@@ -50,7 +50,7 @@ def device_budget(
     Call it after the weights are loaded, so that they count as in use. `headroom_bytes` are left free for steps.
     """
     if not 0 < utilization <= 1:
-        raise ConfigError(f"--gpu-memory-utilization {utilization}: must be above 0 and at most 1")
+        raise ConfigError(f"--gpu-memory-utilization is {utilization}, but must be above 0 and at most 1")
     if requested_bytes is not None:
         return _check_requested(requested_bytes, free_bytes)
     return max(0, int(total_bytes * utilization) - (total_bytes - free_bytes) - headroom_bytes)
@@ -71,9 +71,10 @@ def plan_pool(
     if num_blocks < needed + spare_blocks:
         left = f" ({reserve_note})" if reserve_note else ""
         graphs = f", and graphs {spare_blocks} more" if spare_blocks else ""
+        fitting = "1 block" if num_blocks == 1 else f"{max(0, num_blocks)} blocks"
         minimum = least_bytes(tensors, block_size, max_model_len, spare_blocks)
         raise ConfigError(
-            f"{budget_bytes} bytes of KV memory{left} are {max(0, num_blocks)} blocks of {block_size} tokens "
+            f"{budget_bytes} bytes of KV memory{left} are {fitting} of {block_size} tokens "
             f"({block_bytes} bytes each); a sequence of {MIN_SEQUENCE_TOKENS} tokens needs {needed}{graphs}: "
             f"raise --kv-cache-memory to {minimum} or more"
         )
@@ -95,6 +96,6 @@ def least_bytes(tensors: Sequence[KvTensor], block_size: int, max_model_len: int
 def _check_requested(requested_bytes: int, free_bytes: int) -> int:
     if not 0 < requested_bytes <= free_bytes:
         raise ConfigError(
-            f"--kv-cache-memory {requested_bytes} bytes: must be above 0 and at most the {free_bytes} free"
+            f"--kv-cache-memory is {requested_bytes} bytes, but must be above 0 and at most the {free_bytes} free"
         )
     return requested_bytes

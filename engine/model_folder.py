@@ -68,7 +68,7 @@ def read_network(
 ) -> ReadNetwork:  # fmt: skip
     """Read the weights, or with `shard` one rank's, into a network that runs our attention. Raises ConfigError.
 
-    They are placed on `device`, by default in host memory; `kept_linears` are those of its traits.
+    The weights are placed on `device`, by default in host memory; `kept_linears` are those of the device's traits.
     """
     with StoredWeights(folder.path) as stored:
         plain = plain_weights(folder.checkpoint.weights(stored), folder.quantization, dtype, kept_linears)

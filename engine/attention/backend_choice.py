@@ -29,7 +29,7 @@ def trusted(
 ) -> tuple[AttentionBackend, str | None]:
     """Return `backend` and None, or the next one that computes correctly here and a note with the reason, also logged.
 
-    Runs one token of `network` on `device` and replaces its attention handler.
+    Runs one token of `network` on `device` and replaces the network's attention handler.
     """
     if device.traits.pools_on_host or isinstance(backend, ReferenceAttention):
         return backend, None
@@ -103,4 +103,4 @@ def _warn(backend: AttentionBackend, following: AttentionBackend, device: Device
     failed, used = type(backend).__name__, type(following).__name__
     _log.warning("attention_fallback", failed=failed, used=used, device=device.name, error=why)
     taken = getattr(following, "note", "attention by the reference")
-    return f"{taken}, because {name!r} computes wrong results on {device.name}: {why}"
+    return f"{taken}, because {name!r} fails its check on {device.name}: {why}"

@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class TableUse(IntEnum):
-    """How a replay of decode steps uses the block tables in DecodeInputs; the higher, the narrower they should be."""
+    """How a replay of decode steps uses the block tables in DecodeInputs; for a higher value, they should be narrower."""
 
     NONE = 0
     READ = 1
@@ -35,17 +35,20 @@ class HostTables:
 
     @cached_property
     def tables(self) -> Ints:
-        """Return them as a rectangle no wider than needed, [num_rows, width]."""
+        """Return the blocks as a rectangle no wider than needed, [num_rows, width]."""
         return self.rectangle(int(self.used.max(initial=0)))
 
     def rectangle(self, width: int) -> Ints:
-        """Return them as [num_rows, width]."""
+        """Return the blocks as a rectangle, [num_rows, width]."""
         starts = np.cumsum(self.used) - self.used
         places = starts[:, None] + np.minimum(np.arange(width), self.used[:, None] - 1)
         return np.asarray(self.blocks[places], np.int64)
 
     def padded(self, num_rows: int, block: int, block_size: int) -> "HostTables":
-        """Return `num_rows` rows; each added row owns a slot, from `block` on, and reads its block up to that slot."""
+        """Return `num_rows` rows.
+
+        Each added row owns one slot, counted from the start of `block` on, and reads its slot's block up to that slot.
+        """
         blocks, places = np.divmod(np.arange(num_rows - len(self.used)), block_size)
         return HostTables(
             np.concatenate([self.blocks, block + blocks]),

@@ -13,7 +13,10 @@ class CpuAttention:
     """The CPU backend. One thread calls it."""
 
     def __init__(self, threads: Threads | None = None) -> None:
-        """`threads` run the kernel and must outlive this object; without them, or on plain C, torch computes."""
+        """`threads` run the kernel and must outlive this object.
+
+        Without them, or if their kernel is plain C, torch computes.
+        """
         self._native = NativeAttention(threads) if threads is not None and threads.isa != "plain" else None
         self._torch = TorchCpuAttention()
 

@@ -228,7 +228,7 @@ class CudaDecode:
         self.reads_tables = False
 
     def prepare(self, host: HostTables) -> None:
-        """See DecodeAttention. Errors of a library pass through: the captured graph needs its plan."""
+        """See DecodeAttention. Errors of a library pass through: the captured graph needs the library's plan."""
         for _, decode in self._planned:
             decode.prepare(host)
 

@@ -1,10 +1,11 @@
 """Attention by FlashAttention 3, for GPUs of compute capability 9.0: it reads blocks of any size in place.
 
-query  [num_tokens, num_heads, dim]             tables, lengths and ends are int32 on the device,
-pools  [num_blocks, block_size, kv_heads, dim]  so that a graph replays a step with new ones
+query  [num_tokens, num_heads, dim]
+pools  [num_blocks, block_size, kv_heads, dim]
 
-One call computes a whole step; a query's end is its sequence's end. The kernel pads head dims to 64, 96, 128, 192 or
-256 in its products; the pool keeps the model's own. It is flash_attn_with_kvcache of the package flash-attn-3
+Tables, lengths and ends are int32 on the device, so that a graph can be replayed with new values. One call computes a
+whole step; a sequence's last query is at its last key. The kernel pads head dims to 64, 96, 128, 192 or 256 in its
+products; the pool keeps the model's head dim. The kernel is flash_attn_with_kvcache of the package flash-attn-3
 (hopper/flash_attn_interface.py); the rules are those of hopper/flash_api.cpp. Nothing here has run on a GPU yet.
 """
 
@@ -95,7 +96,7 @@ class Flash3Step:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """See StepAttention.attend. The kernel's window counts the keys left of the query's own."""
+        """See StepAttention.attend. The kernel's window counts the keys before the query's own."""
         rows = self._rows = self._rows or self._make_rows()
         pages = (-1, self._block_size, *keys.shape[1:])
         window = -1 if options.sliding_window is None else options.sliding_window - 1
@@ -105,8 +106,9 @@ class Flash3Step:
             softmax_scale=options.scaling, causal=True, window_size=(window, 0), softcap=options.softcap or 0.0,
             return_softmax_lse=options.sinks is not None,
         )  # fmt: skip
+        # made[1], the logarithms of the softmax's sums, is [num_heads, num_tokens]
         out: torch.Tensor = made if options.sinks is None else apply_sinks(made[0], made[1].t(), options.sinks)
-        return out  # the kernel's logarithms are [num_heads, num_tokens]
+        return out
 
 
 def _step_rows(metadata: StepMetadata) -> _Rows:

@@ -1,10 +1,10 @@
 """Attention by FlashInfer's paged wrappers: blocks are read in place, and the work is planned on the host.
 
-plan       | indptr [n + 1], indices, last_page_len [n], int32 on the CPU; a query's end is its sequence's end
+plan       | indptr [n + 1], indices, last_page_len [n], int32 on the CPU; a sequence's last query is at its last key
 run        | q [num_tokens, num_heads, dim]; (keys, values), each [num_blocks, block_size, num_kv_heads, dim] (NHD)
 
 Steps in which every sequence has one token use the decode wrapper, all others the prefill wrapper. A wrapper is planned
-for one kind of layer; it stages the plan in its own pinned memory, which must be read before the next plan.
+for one kind of layer; the plan is staged in pinned memory, which the device must have read before the next plan.
 Names and rules are those of flashinfer-python 0.7.2; nothing here has run on a GPU yet.
 """
 
@@ -49,7 +49,7 @@ class PlanKey:
         return self.num_heads // self.num_kv_heads > _FEW
 
     def keywords(self) -> dict[str, Any]:
-        """Return the keywords that both plans take. FlashInfer's window counts the keys left of the query's own."""
+        """Return the keywords of both plan functions. FlashInfer's window counts the keys before the query's own."""
         window = self.options.sliding_window
         return {
             "sm_scale": self.options.scaling,
@@ -116,7 +116,7 @@ class FlashInferAttention:
         return own * len({kind for kind, _ in self._wrappers})
 
     def wrapper_for(self, kind: PlanKey, *, is_decode: bool) -> _Planned:
-        """Return the wrapper for such steps and layers; it is planned again for each step."""
+        """Return the wrapper for this kind of layer, in decode or other steps; it is planned again for each step."""
         planned = self._wrappers.get((kind, is_decode))
         if planned is None:
             if is_decode:

@@ -1,4 +1,4 @@
-"""The interface of an attention backend. All pass the same contract tests; `reference` is the oracle.
+"""The interface of an attention backend. All backends pass the same contract tests; `reference` is the oracle.
 
 PagedAttention (paged.py) --plan, per step--> StepAttention --write, attend, per layer--> [num_tokens, heads, dim]
 """

@@ -121,9 +121,9 @@ def _check_pools(keys: torch.Tensor, values: torch.Tensor) -> None:
 
 def _check_shape(what: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != wanted:
-        raise ValueError(f"{what} {list(tensor.shape)}: must be {list(wanted)}")
+        raise ValueError(f"the shape of {what} is {list(tensor.shape)}, but must be {list(wanted)}")
     if tensor.dtype not in _DTYPES:
-        raise ValueError(f"{what} of {tensor.dtype}: must be one of {sorted(map(str, _DTYPES))}")
+        raise ValueError(f"the dtype of {what} is {tensor.dtype}, but must be one of {sorted(map(str, _DTYPES))}")
 
 
 def _dense(rows: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 layer                            | calls of npu_fused_infer_attention_score (engine/attention/npu_fused.py)
 bfloat16, head dim 64 or 128     | one: all rows, TND, with a band where the layer has a window
-others                           | each chunk alone, BSH; single rows together, BSH, a window as their own mask
+others                           | each chunk alone, BSH; single rows together, BSH, a window as a mask of their own
 sinks                            | the same, TND by v2 of the op; with BSH, sinks are applied to its output
 """
 
@@ -63,7 +63,7 @@ class NpuAttention:
         """Return whether the op supports this layer; each reason against it is logged once."""
         why = why_not(layer)
         if why is None and layer.options.sliding_window is not None and not self.uses_masks:
-            why = "its masks for windows are wrong here"
+            why = "the op applies masks for windows wrongly on this device"
         if why is not None and why not in self._refused:
             self._refused.add(why)
             _log.warning("attention_fallback", failed=_OP, used="torch", reason=why)

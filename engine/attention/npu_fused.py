@@ -36,13 +36,13 @@ class LayerRows:
     """One layer of a step: its query rows, and its part of the pool, which already has their keys and values."""
 
     query: torch.Tensor  # [num_tokens, num_heads, dim]
-    keys: torch.Tensor  # [num_slots, num_kv_heads, dim], like the next
+    keys: torch.Tensor  # [num_slots, num_kv_heads, dim], as are the values
     values: torch.Tensor
     options: AttentionOptions
     block_size: int
 
     def cache(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the pool in the op's layout: [num_blocks, block_size, num_kv_heads * dim] each."""
+        """Return keys and values in the op's layout: [num_blocks, block_size, num_kv_heads * dim] each."""
         keys, values = (
             pool.view(-1, self.block_size, pool.shape[1] * pool.shape[2]) for pool in (self.keys, self.values)
         )
@@ -54,21 +54,22 @@ def why_not(layer: LayerRows) -> str | None:
     query, keys, values = layer.query, layer.keys, layer.values
     heads, kv_heads, dim = query.shape[1], keys.shape[1], keys.shape[2]
     if layer.options.softcap is not None:
-        return f"it has no softcap, but the layer's is {layer.options.softcap:g}"
+        return f"the op has no softcap, but the layer's is {layer.options.softcap:g}"
     if query.dtype not in DTYPES or keys.dtype != query.dtype:
-        return f"queries of {query.dtype} and keys of {keys.dtype}: both must be the same, one of {_names(DTYPES)}"
+        return f"queries of {query.dtype} and keys of {keys.dtype}: both must have one dtype of {_names(DTYPES)}"
     if keys.shape != values.shape:
-        return f"head dims {dim} of keys and {values.shape[2]} of values: they must be equal"
+        return f"head dims {dim} of keys and {values.shape[2]} of values: the op requires equal ones"
     if dim % _DIM_STEP or dim > _MAX_DIM:
-        return f"head dim {dim}: it supports multiples of {_DIM_STEP} up to {_MAX_DIM}"
+        return f"head dim {dim}: the op supports multiples of {_DIM_STEP} up to {_MAX_DIM}"
     if heads > _MAX_HEADS or heads > kv_heads * _MAX_GROUP:
-        return f"{heads} heads over {kv_heads}: it supports {_MAX_HEADS} at most, and {_MAX_GROUP} for each KV head"
+        limits = f"at most {_MAX_HEADS} query heads, and {_MAX_GROUP} for each KV head"
+        return f"query heads: {heads}, KV heads: {kv_heads}: the op supports {limits}"
     if heads * dim > _MAX_COLUMNS:
-        return f"{heads} heads of {dim}: it supports {_MAX_COLUMNS} columns at most"
+        return f"{heads} heads with head dim {dim}: the op supports at most {_MAX_COLUMNS} columns"
     if layer.block_size % _BLOCK_STEP or layer.block_size > _MAX_BLOCK:
-        return f"block size {layer.block_size}: it supports multiples of {_BLOCK_STEP} up to {_MAX_BLOCK}"
+        return f"block size {layer.block_size}: the op supports multiples of {_BLOCK_STEP} up to {_MAX_BLOCK}"
     if keys.numel() > _MAX_ELEMENTS:
-        return f"a pool of {keys.numel()} numbers per tensor: it supports {_MAX_ELEMENTS} at most"
+        return f"a pool of {keys.numel()} numbers per tensor: the op supports at most {_MAX_ELEMENTS}"
     return None
 
 
@@ -136,7 +137,7 @@ def _attend_with_sinks(layer: LayerRows, rows: StepRows, mask: torch.Tensor, win
 
 
 def _band(window: int | None) -> dict[str, int]:
-    """Return the options for the triangle. The band's tokens before a query do not count the query itself."""
+    """Return the options for the triangle. The band's number of tokens before a query does not count the query."""
     if window is None:
         return {"sparse_mode": _CAUSAL}
     return {"sparse_mode": _BAND, "pre_tokens": window - 1, "next_tokens": 0}

@@ -58,7 +58,7 @@ class PlannedRows:
 
     @cached_property
     def singles(self) -> StepRows | None:
-        """The sequences with one row; None where there is none."""
+        """The sequences with one row; None if there are none."""
         chosen = np.flatnonzero(self._counts == 1)
         return self._group(chosen) if len(chosen) else None
 

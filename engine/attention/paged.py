@@ -33,7 +33,8 @@ class PagedAttention:
         self._step: _Step | None = None
 
     def begin(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> None:
-        """Start a step; layers that run until `end` use its metadata. Only the reference attends within spans."""
+        """Start a step; layers that run until `end` use its metadata."""
+        # only the reference lets the tokens of a span see each other
         has_spans = any(sequence.spans for sequence in metadata.sequences)
         backend = self._reference if has_spans else self._backend
         self._step = _Step(backend.plan(metadata), layer_done)

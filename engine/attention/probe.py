@@ -1,7 +1,7 @@
 """Compare an attention backend with the reference on this machine: one small step in the model's own shapes.
 
-    kind of layer --make_step--> a pool with a past, new rows --backend--> on the device
-                                                              --reference--> on the CPU, in float32
+    kind of layer --make_step--> a pool with earlier KV, new rows --backend on the device--> output
+                                                                  --reference on the CPU, in float32--> output
 
 The reference runs on the CPU, so that a device whose plain torch operations are wrong is detected too.
 """
@@ -40,19 +40,20 @@ class LayerKind:
     has_sinks: bool = False
 
     def __str__(self) -> str:
-        """Return a description such as "8 heads over 2 of 64, window 128, sinks"."""
-        dims = f"{self.key_dim}" if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
+        """Return a description such as "query heads 8, KV heads 2, head dim 64, window 128, sinks"."""
+        is_equal = self.key_dim == self.value_dim
+        dims = f"head dim {self.key_dim}" if is_equal else f"key dim {self.key_dim}, value dim {self.value_dim}"
         extras = [
             "" if self.sliding_window is None else f"window {self.sliding_window}",
             "" if self.softcap is None else f"softcap {self.softcap:g}",
             "sinks" if self.has_sinks else "",
         ]
-        return ", ".join([f"{self.num_heads} heads over {self.num_kv_heads} of {dims}", *filter(None, extras)])
+        return ", ".join([f"query heads {self.num_heads}, KV heads {self.num_kv_heads}", dims, *filter(None, extras)])
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One layer's inputs: pools [num_slots, num_kv_heads, dim] with the past in them, new rows [heads, rows, dim]."""
+    """One layer's inputs: pools [num_slots, num_kv_heads, dim] with earlier KV, new rows [heads, rows, dim]."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -94,7 +95,7 @@ def differs(
     backend: AttentionBackend, kind: LayerKind, parts: Sequence[Part], *,
     block_size: int, dtype: torch.dtype, device: torch.device, seed: int = 0,
 ) -> str | None:  # fmt: skip
-    """Describe how `backend` differs from the reference on `device`; None if it does not. Its errors pass through."""
+    """Describe how `backend` differs from the reference on `device`, if it does. The backend's errors pass through."""
     step = _make_step(kind, parts, block_size, dtype, seed)
     batch = _batch(parts, block_size)
     expected_step = step.to(_HOST, torch.float32)

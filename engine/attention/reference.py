@@ -78,7 +78,7 @@ def slots_of(sequence: BatchSequence, block_size: int, device: torch.device) -> 
 
 
 def visible(sequence: BatchSequence, first_key: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Return [count, kv_length - first_key] bool: which keys from `first_key` on each query of the step sees."""
+    """Return [count, kv_length - first_key] bool: the keys from `first_key` on that each query of the step sees."""
     queries = torch.arange(sequence.start, sequence.kv_length, device=device)[:, None]
     keys = torch.arange(first_key, sequence.kv_length, device=device)[None, :]
     causal = keys <= queries
@@ -110,7 +110,7 @@ def _attend(
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Return the weights of keys, [num_heads, count, length]; a sink takes part of the sum."""
+    """Return the weights of keys, [num_heads, count, length]; a sink adds to the softmax's sum."""
     if sinks is None:
         return scores.softmax(dim=-1)
     column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)

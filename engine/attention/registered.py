@@ -111,7 +111,7 @@ def _described_mask(
 
 
 def _is_causal_window(mask_function: Callable[..., Any], window: int | None) -> bool:
-    """Return whether the function admits the same keys as causal attention in `window`, at and around the limit."""
+    """Return whether the function admits the same keys as causal attention in `window`, at and around its edge."""
     border = window or 8
     places = sorted({0, 1, border - 1, border, border + 1, 2 * border, 2 * border + 1})
     try:
@@ -135,5 +135,6 @@ def _options(module: torch.nn.Module, scaling: float, kwargs: dict[str, Any]) ->
     )
     unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _NEUTRAL)
     if unknown:
-        raise ConfigError(f"{type(module).__name__} passes {', '.join(unknown)} to its attention: not supported")
+        name = type(module).__name__
+        raise ConfigError(f"{name} passes {', '.join(unknown)} to its attention, which is not supported")
     return options

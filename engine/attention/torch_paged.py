@@ -192,7 +192,7 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Several tokens of one prompt, tokens [start, end), and the slots of all tokens up to them."""
+    """Several tokens of one prompt, tokens [start, end), and the slots of all tokens before `end`."""
 
     rows: slice
     start: int

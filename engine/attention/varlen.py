@@ -1,9 +1,9 @@
 """Attention by torch's flash kernel for sequences of any length: one call for a whole step, over gathered blocks.
 
-    query [num_tokens, heads, dim], keys and values [their tokens, kv_heads, dim], with int32 cumulative lengths from 0
+    query [num_tokens, heads, dim], keys and values [num_keys, kv_heads, dim], with int32 cumulative lengths from 0
 
-A query's end is its sequence's end. The kernel is torch's own (torch.nn.attention.varlen), in builds of torch for GPUs;
-nothing here has run on a GPU yet. torch_paged.py computes fixed decode steps.
+A sequence's last query is at its last key. The kernel is torch's own (torch.nn.attention.varlen), in builds of torch
+for GPUs; nothing here has run on a GPU yet. torch_paged.py computes fixed decode steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -80,8 +80,9 @@ class VarlenStep(SlotWriter):
             scale=options.scaling, window_size=(window, 0), enable_gqa=query.shape[0] != keys.shape[1],
             return_aux=None if options.sinks is None else AuxRequest(lse=True),
         )  # fmt: skip
+        # made[1], the logarithms of the softmax's sums, is [num_heads, num_tokens]
         out: torch.Tensor = made if options.sinks is None else apply_sinks(made[0], made[1].t(), options.sinks)
-        return out  # the kernel's logarithms are [num_heads, num_tokens]
+        return out
 
 
 def _groups_of(metadata: StepMetadata) -> Iterator[_Group]:

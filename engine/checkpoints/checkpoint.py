@@ -68,7 +68,8 @@ def model_length(checkpoint: Checkpoint, requested: int | None) -> int:
     if own is None and requested is None:
         raise ConfigError(f"{checkpoint.path} has no maximum length in its config: set --max-model-len")
     if requested is not None and (requested < 1 or (own is not None and requested > own)):
-        raise ConfigError(f"--max-model-len {requested}: must be from 1 to the model's {own}")
+        limits = "at least 1" if own is None else f"from 1 to the model's {own}"
+        raise ConfigError(f"--max-model-len is {requested}, but must be {limits}")
     return requested if requested is not None else own or 0
 
 
@@ -101,7 +102,8 @@ def _stored_dtype(path: Path, config: Any) -> str:
         if one.dtype in _STORED_DTYPES:  # scales count as 0 bytes: they decide only where there are no weights
             num_bytes[_STORED_DTYPES[one.dtype]] += one.length if one.name.endswith(".weight") else 0
     if not num_bytes:
-        raise ConfigError(f"{path}: its tensors have dtype {tensors[0].dtype if tensors else 'none'}, not floats")
+        first = f": its first tensor has dtype {tensors[0].dtype}" if tensors else ""
+        raise ConfigError(f"{path} has no floating-point tensors{first}")
     named = (str(one.dtype).removeprefix("torch.") for one in (config, config.get_text_config(decoder=True)))
     most = max(num_bytes, key=num_bytes.__getitem__)
     return next((name for name in named if name in _STORED_DTYPES.values()), most)

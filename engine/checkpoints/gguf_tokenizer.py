@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from engine.checkpoints.gguf_sentencepiece import sentencepiece_bpe
 from wire.errors import ConfigError
 
-_CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType: never produced from text; matched in it literally
+_CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType: the first never comes from text, the second is matched literally
 _SENTENCEPIECE = "llama"
 _DIGITS_AT_ONCE = {"llama-bpe": "{1,3}", "qwen2": ""}
 _WORDS = (

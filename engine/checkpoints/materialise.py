@@ -116,7 +116,7 @@ def _into(
 
 
 def _fill(placement: _Placement, weights: Weights, advance: Callable[[int], None]) -> None:
-    """Copy piece by piece, so that the buffer beside the target stays small."""
+    """Copy piece by piece, so that the extra buffer stays small."""
     name, part, target = placement.name, placement.part, placement.target
     row_bytes = target[:1].numel() * weights.dtype(name).itemsize if target.dim() else 1
     rows = max(1, _SCRATCH_BYTES // max(1, row_bytes))

@@ -2,7 +2,7 @@
 
 make(staging folder) -> folder in it --renamed--> final path
 
-If a process is killed, the kernel releases its lock, and the next process removes its staging folder.
+If a process is killed, the kernel releases the lock, and the next process removes the staging folder left behind.
 """
 
 import fcntl

@@ -1,7 +1,7 @@
 """Identify a model folder by two short digests, without loading it. Standard library only.
 
 weights: config.json without volatile keys, and the name, dtype, shape and first 64 KiB of every safetensors tensor;
-tokenizer: the tokenizer's files. The digest does not depend on how a checkpoint is split into files.
+tokenizer: the tokenizer's files. The first does not depend on how a checkpoint is split into files.
 """
 
 import hashlib
@@ -143,7 +143,10 @@ def _tensors_of(file: Path) -> Iterator[StoredTensor]:
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
                 if not 0 <= begin <= end <= size - 8 - length:
-                    raise ConfigError(f"{file}: tensor {name} ends at byte {end} of {size - 8 - length}: cut short")
+                    raise ConfigError(
+                        f"{file} is cut short: tensor {name} ends at byte {end} of its data, which has "
+                        f"{size - 8 - length} bytes"
+                    )
                 offset = 8 + length + begin
                 yield StoredTensor(name, entry["dtype"], tuple(entry["shape"]), file, offset, end - begin)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -77,7 +77,7 @@ def _description(folder: Path, parts: Sequence[str]) -> str:
     if _WEIGHTS not in parts:
         return f"making tokenizer.json for {folder}"
     bins = find_bin_files(folder)
-    assert bins is not None, "a folder that lacks no tokenizer lacks weights"
+    assert bins is not None, "weights are to be converted, so there are .bin files"
     size = sum(file.stat().st_size for file in bins.files)
     return f"converting {folder} to safetensors: {len(bins.files)} .bin, {size / 1e6:,.0f} MB"
 

@@ -49,7 +49,7 @@ def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -
 def _refuse_other_input(path: Path, kind: str, config: Any, text: Any) -> None:
     """Refuse multimodal models: their config contains a separate text config, or a config for images or sound."""
     if support_of(kind).is_audio:
-        raise ConfigError(f"{path}: {kind} is an audio model; only models of texts and images run")
+        raise ConfigError(f"{path}: {kind} is an audio model; only models of text and images run")
     others = sorted(name for name in config.sub_configs if getattr(config, name, None) is not text)
     if config is not text or any(word in name for name in others for word in ("vision", "audio", "image")):
         has = f" (it has {', '.join(others)})" if others else ""

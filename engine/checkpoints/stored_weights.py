@@ -26,7 +26,7 @@ _DTYPES = {
 
 
 class StoredWeights:
-    """Implements Weights over a folder. Owns its open files; one thread reads. `bytes_read` counts bytes read."""
+    """Implements Weights over a folder. Owns its open files; one thread reads. `bytes_read` counts what was read."""
 
     def __init__(self, path: Path) -> None:
         """Read the headers. Raises ConfigError."""

@@ -33,10 +33,10 @@ class TorchGrouped:
         if not hasattr(functional, "grouped_mm"):
             return f"torch {torch.__version__} has no grouped_mm"
         if weight.dtype not in DTYPES:
-            return f"experts of {weight.dtype}: grouped_mm multiplies bfloat16 in one call"
+            return f"experts of {weight.dtype}: grouped_mm multiplies only bfloat16 in one call"
         odd = [size for size in weight.shape[1:] if size * weight.itemsize % _STEP_BYTES]
         if odd:
-            return f"experts of {odd[0]} columns: grouped_mm requires rows of whole {_STEP_BYTES} bytes"
+            return f"experts with {odd[0]} columns: grouped_mm requires rows of a multiple of {_STEP_BYTES} bytes"
         return None
 
     def multiply(self, rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 op                                                           | takes
 rmsnorm, gemma_rmsnorm(input, weight, eps)                   | [rows, width]; rmsnorm also [rows, heads, width]
-fused_add_rmsnorm, gemma_...(input, residual, weight, eps)   | [rows, width] both: replaced by the norm and the sum
+fused_add_rmsnorm, gemma_...(input, residual, weight, eps)   | [rows, width] each, overwritten with norm and sum
 silu_and_mul, gelu_tanh_and_mul, gelu_and_mul(input)         | [rows, 2 * width]
 apply_rope_with_cos_sin_cache(positions, query, key, ...)    | [rows, heads * head_dim], rows may be strided;
                                                              | angles [rows, head_dim], cosines then sines, float32

@@ -1,7 +1,7 @@
 """Find the tokens of top_p with FlashInfer, without sorting the vocabulary.
 
 top_p_renorm_probs(probs, top_p, is_deterministic)  | [rows, vocab] and [rows] float32; a token outside the nucleus
-                                                    | gets 0, tokens equal to its last one stay
+                                                    | gets 0; tokens as likely as the last one in it stay
 
 Only its choice of tokens is used: weights, sums and the draw are the sampler's. top_k stays with torch.topk, which
 sorts no more than k: the barrier between blocks in FlashInfer's top_k kernels has hung GPUs, and left wrong tokens
@@ -79,5 +79,5 @@ def _check_nucleus(nucleus: Nucleus, device: torch.device, vocab_size: int) -> s
     weights = scores.cpu().softmax(dim=-1)
     for (share, _), difference in zip(_CHECKED, ((theirs != ours) * weights).sum(dim=-1).tolist(), strict=True):
         if difference > _TIED:
-            return f"for top_p {share:g}, tokens with {difference:.3g} of the probability are in one nucleus only"
+            return f"for top_p {share:g}, tokens with {difference:.3g} of the probability are in only one nucleus"
     return None

@@ -80,10 +80,10 @@ def will_fuse(config: Any, kernels: Kernels) -> bool:
 
 
 def why_not(network: Any) -> str | None:
-    """Return why a network is not supported, as text for people; None if it is supported."""
+    """Return why a network is not supported, as text for the log; None if it is supported."""
     layers = getattr(getattr(network, "model", None), "layers", None)
     if not layers or not hasattr(network, "lm_head"):
-        return "it has no `model.layers` and `lm_head` as Llama has"
+        return "it lacks `model.layers` or `lm_head`, which Llama has"
     kinds = {type(layer).__name__ for layer in layers}
     if not kinds <= _LAYERS:
         return f"its layers are {', '.join(sorted(kinds))}"
@@ -106,9 +106,11 @@ def _why_not_shapes(network: Any) -> str | None:
         return f"its dtypes are {', '.join(sorted(map(str, dtypes)))}"
     if any(type(linear) is not nn.Linear or linear.weight.device.type != "cpu" for linear in linears):
         return "its linear layers are not plain ones on CPU"
-    attention = network.model.layers[0].self_attn
-    if attention.head_dim % PANEL or any(linear.in_features % 2 for linear in linears):
-        return f"its head dim {attention.head_dim} is not a multiple of {PANEL}, or a width is odd"
+    head_dim = network.model.layers[0].self_attn.head_dim
+    if head_dim % PANEL:
+        return f"its head dim is {head_dim}, but must be a multiple of {PANEL}"
+    if any(linear.in_features % 2 for linear in linears):
+        return "the number of inputs of a linear layer is odd"
     return None
 
 

@@ -1,10 +1,11 @@
 """The compiling process, `python -P -m engine.grammar.child FD PARENT_PID`: its crash does not end the instance.
 
-    parent {"tokenizer", "limits"} --> {"ready": true} | {"refused": message}
-    parent {"kind", "text", "whitespace"} --> {"form", "cost_bytes"} | {"refused": message}   ... until EOF
+    the parent sends, until EOF      | the child answers
+    {"tokenizer", "limits"}, once    | {"ready": true} or {"refused": message}
+    {"kind", "text", "whitespace"}   | {"form", "cost_bytes"} or {"refused": message}
 
-It ends by SIGPROF when one compile exceeds its CPU time, or by a failed allocation beyond the memory limit. The parent
-kills it after a timeout, and the kernel kills it when the parent's thread ends.
+The child ends by SIGPROF when one compile exceeds its CPU time, or by a failed allocation beyond the memory limit. The
+parent kills it after a timeout, and the kernel kills it when the parent's thread ends.
 """
 
 import ctypes
@@ -55,15 +56,16 @@ def _answer(backend: Backend, request: dict[str, Any], limits: GrammarLimits) ->
     except InvalidGrammar as error:
         return {"refused": str(error)}
     except MemoryError:
-        return {"refused": f"compiling it takes more than {limits.memory_bytes // MIB} MB of memory, the limit"}
+        size = f"{limits.memory_bytes // MIB} MB"
+        return {"refused": f"compiling the grammar takes more than {size} of memory, the limit"}
     except RecursionError:
-        return {"refused": "it is nested too deep to be compiled"}
+        return {"refused": "the grammar is nested too deep to be compiled"}
     for what, size, limit in (
         ("compiled text", len(form), limits.form_bytes),
         ("compiled form in memory", cost_bytes, limits.cache_bytes),
     ):
         if size > limit:
-            return {"refused": f"its {what} has {size} bytes, but the limit is {limit}"}
+            return {"refused": f"the grammar's {what} has {size} bytes, but the limit is {limit}"}
     return {"form": form, "cost_bytes": cost_bytes}
 
 

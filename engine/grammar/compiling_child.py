@@ -150,11 +150,11 @@ class CompilingChild:
 
     def _explain(self, death: _Died) -> str:
         if death.by_signal == signal.SIGPROF:
-            return f"compiling it takes more than {self._limits.cpu_s:g} s of CPU time, the limit"
+            return f"compiling the grammar takes more than {self._limits.cpu_s:g} s of CPU time, the limit"
         if any(sign in death.stderr for sign in _OUT_OF_MEMORY):
-            return f"compiling it takes more than {self._limits.memory_bytes // MIB} MB of memory, the limit"
+            return f"compiling the grammar takes more than {self._limits.memory_bytes // MIB} MB of memory, the limit"
         try:
             name = signal.Signals(death.by_signal).name
         except ValueError:
             name = f"exit status {-death.by_signal}"
-        return f"compiling it crashes the llguidance compiler ({name})"
+        return f"compiling the grammar crashes the llguidance compiler ({name})"

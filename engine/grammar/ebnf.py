@@ -1,7 +1,7 @@
 """Turn EBNF (rules `name ::= ...` from `root`, as GBNF and xgrammar write it) into Lark for llguidance. Pure.
 
-Sequence, `|`, `( )`, `* + ? {n} {n,} {n,m}`, "texts", [classes], `.` and # comments. A rule may span several lines,
-until the next `name ::=`.
+It may contain sequences, `|`, `( )`, `* + ? {n} {n,} {n,m}`, "texts", [classes], `.` and # comments. A rule may span
+several lines, until the next `name ::=`.
 
 llguidance splits text into lexemes, each as long as possible. So a rule that is not recursive becomes a single
 terminal, which is exact. In recursive rules, a text or class that could extend into what follows matches greedily.

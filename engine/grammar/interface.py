@@ -62,7 +62,7 @@ class Backend(Protocol):
 
 
 class Matcher(Protocol):
-    """The engine's interface for one sequence; one thread at a time."""
+    """The engine's interface for one sequence; only one thread at a time may use it."""
 
     @property
     def finished(self) -> bool:

@@ -15,12 +15,12 @@ class GrammarLimits:
     """Limits on a request's text, on one compile, and on the cache.
 
     `optional_properties` limits those of one object of a schema, including those from allOf, $ref and the largest
-    option of anyOf and oneOf: the time to compile them grows with their square. `merged_parts` bounds the work of
-    counting them.
+    option of anyOf and oneOf: the time to compile them grows with the square of their number. `merged_parts` bounds the
+    work of counting them.
 
     `cpu_s` and `memory_bytes` (above its idle size) end the compiling process; `compile_s` is the longest wait for its
-    answer, `wait_s` the longest in the queue of `queue_length`. On a busy machine the process may get 1/30 of a core.
-    `cache_bytes` bounds the cache, and so also one grammar; `fill_s` bounds the CPU time of one step.
+    answer, `wait_s` the longest in the queue, which holds `queue_length` sources. On a busy machine the process may get
+    1/30 of a core. `cache_bytes` bounds the cache, and so also one grammar; `fill_s` bounds the CPU time of one step.
     """
 
     source_bytes: int = MAX_GRAMMAR_BYTES

@@ -53,7 +53,7 @@ class LlguidanceGrammar:
     def renew(self, used_up: int) -> bool:
         """Replace the lexer of generation `used_up`; return whether this call made the fresh one.
 
-        Does nothing where making it would take too long.
+        Does nothing if making a fresh one would take too long.
         """
         with self._lock:
             if self._generation != used_up:
@@ -120,7 +120,7 @@ class LlguidanceMatcher:
 
 
 def check(matcher: LLMatcher) -> None:
-    """Raise InvalidGrammar, with the matcher's message, if it is in error."""
+    """Raise InvalidGrammar, with the matcher's message, if the matcher is in error."""
     if matcher.is_error():
         raise InvalidGrammar(in_one_line(matcher.get_error().split("\n<", 1)[0].strip()))
 

@@ -70,7 +70,7 @@ class SequenceMatcher:
         """Advance by the outputs of a resumed sequence. Raises InvalidGrammar if one is not allowed."""
         for token_id in token_ids:
             if not self.advance(token_id):
-                raise InvalidGrammar(f"output token {self._length} is {token_id}, which its grammar does not allow")
+                raise InvalidGrammar(f"output token {self._length} is {token_id}, which the grammar does not allow")
 
     def fill(self, row: Bits) -> None:
         """Write the allowed ids into `row` [ceil(vocab_size / 32)] int32. Raises InvalidGrammar if none is allowed."""
@@ -79,7 +79,7 @@ class SequenceMatcher:
             for token_id in self._enders:
                 set_bit(row, token_id, allowed=True)
         if not row.any():
-            raise InvalidGrammar(f"the grammar allows no token after {self._length} output tokens")
+            raise InvalidGrammar(f"the grammar allows no token after {self._outputs()}")
 
     def _take(self, token_id: int) -> bool:
         is_text = token_id not in self._eos and 0 <= token_id < self._vocab_size
@@ -109,9 +109,11 @@ class SequenceMatcher:
     def _at_limit(self, error: InvalidGrammar) -> InvalidGrammar:
         change = "make it unambiguous" if self._kind is GrammarKind.GRAMMAR else "simplify it"
         return InvalidGrammar(
-            f"the grammar cannot continue after {self._length} output tokens: {error}; {change}, or request fewer "
-            "tokens"
+            f"the grammar cannot continue after {self._outputs()}: {error}; {change}, or request fewer tokens"
         )
+
+    def _outputs(self) -> str:
+        return "1 output token" if self._length == 1 else f"{self._length} output tokens"
 
 
 def _in_vocabulary(token_ids: Sequence[int], vocab_size: int) -> list[int]:

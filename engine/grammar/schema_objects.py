@@ -11,7 +11,7 @@ _PART, _OPTION = 2, 8  # cost of a visit; a property or a name costs 1
 
 
 def check_properties(schema: object, limits: GrammarLimits) -> None:
-    """Raise InvalidGrammar where an object has too many optional properties.
+    """Raise InvalidGrammar if an object has too many optional properties.
 
     Those of its allOf and $ref count, and those of the largest option of its anyOf and oneOf.
     """
@@ -51,7 +51,7 @@ class _Objects:
         self._targets = {reference: _target(reference, schema, anchors) for reference in references}
 
     def merged(self, part: object, depth: int = 0) -> tuple[set[str], set[str]]:
-        """Return the names of an object's properties, and which are required.
+        """Return the names of an object's properties, and those of the required ones.
 
         They include those of its allOf and $ref, and of the largest option of each of its anyOf and oneOf.
 

@@ -107,7 +107,7 @@ def _check_references(value: object) -> None:
     for part in parts_of(value):
         reference = part.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#"):
-            raise InvalidGrammar(f"$ref is {reference[:100]!r}, but must be within the schema, as #/$defs/name")
+            raise InvalidGrammar(f"$ref is {reference[:100]!r}, but must be within the schema, such as #/$defs/name")
 
 
 def _check_choices(value: object, limits: GrammarLimits) -> None:

@@ -69,8 +69,8 @@ class GrammarStore:
     def prepare(self, option: StructuredOutput) -> "Future[Grammar]":
         """Return the future of the compiled grammar.
 
-        Its error is InvalidGrammar, or a temporary one: Overloaded if too many wait, DeadlineExceeded, Unavailable, or
-        Draining after `close`.
+        Its error is InvalidGrammar, or a temporary one: Overloaded if too many grammars wait, DeadlineExceeded,
+        Unavailable, or Draining after `close`.
         """
         try:
             source = read_source(option, self._limits)
@@ -92,7 +92,7 @@ class GrammarStore:
         return self._warmed.wait(timeout_s)
 
     def child_pid(self) -> int | None:
-        """Return the process that compiles, None before it is started."""
+        """Return the compiling child's process id, None before the child is started."""
         return self._child.pid
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class GrammarStore:
             _log.warning("guided_decoding_backend_served_by_llguidance", backend=backend)
 
     def _run(self) -> None:
-        """Run the compiler thread. The child dies with this thread, so it runs until the store is closed."""
+        """Run the compiler thread. The child dies with this thread, which therefore runs until the store is closed."""
         try:
             self._load_backend()
             while (job := self._queue.get()) is not None and not self._closed:

@@ -4,7 +4,7 @@ The current form is {"format": {"type": ...}}, a tree of the types in `_FIELDS`;
 {"structures": [{"begin": "<f=x>", "schema": {...}, "end": "</f>"}], "triggers": ["<f="]}, a `triggered_tags`.
 
 llguidance splits text into lexemes, each as long as possible. So free text, or a regex, is one lexeme together with the
-fixed text after it: it ends where that text first occurs.
+fixed text after it: the lexeme ends where that text first occurs.
 """
 
 import json
@@ -48,9 +48,9 @@ _SPECIAL = re.compile(r"<[^<>\s]+>")
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What follows a format: as Lark, and the fixed texts it may begin with, each with the Lark after it.
+    """What follows a format: as Lark, and the fixed texts that it may begin with, each with the Lark after that text.
 
-    `last` is the Lark after free text that no fixed text ends, None where a fixed text must end it.
+    `last` is the Lark after free text that no fixed text ends, None where a fixed text must end the free text.
     """
 
     lark: str = ""
@@ -247,10 +247,10 @@ class _Writer:
         return f"{self._free_text(pattern, _After(texts=texts), stops)}* {self._free_text(pattern, after, stops)}"
 
     def _free_text(self, pattern: str, after: _After, stops: _Texts = ()) -> str:
-        """Return text of `pattern` up to one of the texts after it, or to the end; it ends at the first of `stops`.
+        """Return text of `pattern` up to one of the texts after it, or to the end; none of `stops` may occur in it.
 
         A lazy lexeme ends at its first match. But llguidance 1.9 panics if a single byte matches: for a stop of one
-        byte, the other lexemes exclude it instead.
+        byte, the other lexemes exclude that byte instead.
         """
         bytes_ = " | ".join(_quote(text) for text, _ in stops or after.texts if len(text.encode()) == 1)
         ways = []

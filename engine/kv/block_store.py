@@ -33,7 +33,7 @@ class BlockStore:
     """
 
     def __init__(self, memory: Memory, make_copier: Callable[[], Copier | None] = lambda: None) -> None:
-        """`make_copier` is called once, at the first copy. None: Python copies, about five times slower."""
+        """`make_copier` is called once, at the first copy; if it returns None, Python copies, five times slower."""
         layout = memory.layout
         self._memory = memory
         self._sizes = [layout.block_size * tensor.token_bytes for tensor in layout.tensors]

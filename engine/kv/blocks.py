@@ -72,7 +72,9 @@ class BlockPool:
             num_fresh = num_blocks - len(held)
             available = self._num_available - sum(self._named.is_idle(block_id) for block_id in held)
             if num_fresh > available:
-                raise NoCapacity(f"{num_fresh} KV blocks are needed, but {available} of {self.num_total} are free now")
+                raise NoCapacity(
+                    f"{available} of {self.num_total} KV blocks are free now, but {num_fresh} must be allocated"
+                )
             for block_id in held:
                 self._named.wake(block_id)
                 self._references[block_id] += 1

@@ -84,7 +84,7 @@ class NamedBlocks:
         """Assert that names and blocks match, and that leaves are evicted before their parents."""
         assert self._block_by_digest == {name.digest: block for block, name in self._name_by_block.items()}
         assert self._idle.keys() <= self._name_by_block.keys(), "an idle block has no name"
-        assert self._decoded <= self._name_by_block.keys(), "a block without a name is marked"
+        assert self._decoded <= self._name_by_block.keys(), "a block without a name is marked as decoded"
         order = {block_id: place for place, block_id in enumerate(self._idle)}
         for block_id, place in order.items():
             parent = self._block_by_digest.get(self._name_by_block[block_id].parent)

@@ -44,7 +44,7 @@ class PoolTouch:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # on Linux priorities are per thread; elsewhere unchanged
+        with contextlib.suppress(OSError):  # on Linux priorities are per thread; elsewhere nothing changes
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
             touched = self._touch_pages()

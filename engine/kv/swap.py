@@ -1,7 +1,7 @@
 """The swap area's accounting: which slot has the copy of which block, for how many sequences.
 
-The model owns the bytes. A block shared by two sequences is copied once, and a named one is not copied if another
-prompt's copy is already here.
+The model owns the bytes. A block shared by two sequences is copied once, and a named one is not copied if the
+area already has another prompt's copy of it.
 """
 
 import heapq

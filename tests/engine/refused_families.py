@@ -23,7 +23,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {},
     ),
     "phi4_multimodal": (r"is a multimodal model \(it has audio_config, vision_config\)", {}),
-    "moshi": ("is an audio model; only models of texts and images run", {}),
+    "moshi": ("is an audio model; only models of text and images run", {}),
     "bloom": ("has ALiBi, a bias by distance, in attention code of its own", {}),
     "mpt": ("has ALiBi, a bias by distance, in attention code of its own", {}),
     "falcon": ("has attention code of its own; only models that use transformers' attention interface run", {}),
@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("layer 0 attends twice in one pass", {}),
     "hrm_text": ("layer 0 attends twice in one pass", {}),
     "doge": ("layer 0 uses a mask that is neither causal nor a sliding window", {}),
-    "phimoe": ("layer 0 calls attention with a window of any length, but its mask has one of 12", {}),
+    "phimoe": ("layer 0 calls attention with no window, but its mask has a window of 12", {}),
     "xmod": ("cannot run from token ids and positions only: Input language unknown", {}),
     "llava_next": ("is not a causal language model", {}),
 }

@@ -66,10 +66,10 @@ def test_a_steps_arrays_keep_their_size_during_the_step() -> None:
 @pytest.mark.parametrize(
     ("keys", "values", "message"),
     [
-        ((2, 2, 8), (2, 3, 8), r"new keys \[2, 2, 8\]: must be \[2, 3, 8\]"),
-        ((2, 3, 8), (2, 4, 8), r"new values \[2, 4, 8\]: must be \[2, 3, 8\]"),
-        ((1, 3, 8), (2, 3, 8), r"new keys \[1, 3, 8\]: must be \[2, 3, 8\]"),
-        ((2, 3, 8), (2, 3, 16), r"new values \[2, 3, 16\]: must be \[2, 3, 8\]"),
+        ((2, 2, 8), (2, 3, 8), r"shape of new keys is \[2, 2, 8\], but must be \[2, 3, 8\]"),
+        ((2, 3, 8), (2, 4, 8), r"shape of new values is \[2, 4, 8\], but must be \[2, 3, 8\]"),
+        ((1, 3, 8), (2, 3, 8), r"shape of new keys is \[1, 3, 8\], but must be \[2, 3, 8\]"),
+        ((2, 3, 8), (2, 3, 16), r"shape of new values is \[2, 3, 16\], but must be \[2, 3, 8\]"),
     ],
     ids=str,
 )
@@ -94,7 +94,7 @@ def test_pools_that_differ_are_refused(backend: NativeAttention) -> None:
         step.attend(query, pool.keys, pool.values[:-16], _OPTIONS)
     with pytest.raises(ValueError, match=r"keys of torch\.float32 and values of torch\.bfloat16: both must be one of"):
         step.attend(query, pool.keys, pool.values.bfloat16(), _OPTIONS)
-    with pytest.raises(ValueError, match=r"query of torch\.float64: must be one of"):
+    with pytest.raises(ValueError, match=r"dtype of query is torch\.float64, but must be one of"):
         step.attend(query.double(), pool.keys, pool.values, _OPTIONS)
 
 

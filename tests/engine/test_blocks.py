@@ -39,7 +39,7 @@ def test_too_few_free_blocks_raise_no_capacity_with_numbers() -> None:
     pool = BlockPool(4)
     pool.allocate(3)
 
-    with pytest.raises(NoCapacity, match="2 KV blocks are needed, but 1 of 4 are free now"):
+    with pytest.raises(NoCapacity, match="1 of 4 KV blocks are free now, but 2 must be allocated"):
         pool.allocate(2)
     assert pool.num_used == 3
 

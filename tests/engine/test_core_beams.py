@@ -191,9 +191,9 @@ def test_a_length_penalty_at_its_limit_ends_like_any_other(length_penalty: float
     [
         ((Beam((1,), -1.0),) * 5, "5 live and 0 finished beams are given, but the width is 4"),
         ((Beam((1,), -1.0), Beam((1, 2), -2.0)), r"live beams have \[1, 2\] tokens"),
-        ((Beam((1,) * 10, -1.0),), "must share one length from 1 to 9"),
+        ((Beam((1,) * 10, -1.0),), "must share one length, at least 1 and below the limit of 10"),
         ((Beam((), -1.0),), r"live beams have \[0\] tokens"),
-        ((Beam((1,), -1.0), Beam((), -1.0, done=True)), "a finished beam must have 1 to 10 tokens"),
+        ((Beam((1,), -1.0), Beam((), -1.0, done=True)), r"finished beams have \[0\] tokens, but must have from"),
         ((Beam((1,), float("nan")),), "must be finite"),
         ((Beam((1,), -2.0), Beam((2,), -1.0)), "sorted by score"),
         ((Beam((1,), -1.0, done=True),), "every beam has finished already"),

@@ -98,8 +98,8 @@ def test_a_layer_in_bfloat16_is_two_calls(calls: Calls) -> None:
 @pytest.mark.parametrize(
     ("dtype", "width", "reason", "way"),
     [
-        (torch.float16, 96, "experts of torch.float16: grouped_mm multiplies bfloat16 in one call", "grouped_mm"),
-        (torch.bfloat16, 100, "experts of 100 columns: grouped_mm requires rows of whole 16 bytes", "eager"),
+        (torch.float16, 96, "experts of torch.float16: grouped_mm multiplies only bfloat16 in one call", "grouped_mm"),
+        (torch.bfloat16, 100, "experts with 100 columns: grouped_mm requires rows of a multiple of 16 bytes", "eager"),
     ],
 )
 def test_unsupported_experts_are_left_unchanged(dtype: torch.dtype, width: int, reason: str, way: str) -> None:

@@ -153,7 +153,7 @@ def test_nan_scores_fail_only_their_requests() -> None:
 
     got = DeviceStep(logits_of(1), batch, broken(), [], LateDevice()).collect()
 
-    assert str(got.score_failure) == "log probabilities of the prompt: RuntimeError: no head"
+    assert str(got.score_failure) == "cannot compute the prompt's log probabilities: RuntimeError: no head"
     assert (got.scores, len(got.token_ids)) == ([], 1)
 
 

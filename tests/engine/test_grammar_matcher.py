@@ -131,7 +131,7 @@ def test_outputs_of_another_grammar_cannot_be_resumed(folder: Path) -> None:
     matcher = _matcher(folder, "ab")
     a, c = _ids(folder, "a")[0], _ids(folder, "c")[0]
 
-    with pytest.raises(InvalidGrammar, match=f"output token 1 is {c}, which its grammar does not allow"):
+    with pytest.raises(InvalidGrammar, match=f"output token 1 is {c}, which the grammar does not allow"):
         matcher.replay([a, c])
 
 

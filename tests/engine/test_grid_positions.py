@@ -76,7 +76,7 @@ def test_sections_take_the_three_positions_in_turn() -> None:
 
 @pytest.mark.parametrize("sections", [(2, 3, 4), (2, 3), (8, 0, 0)])
 def test_sections_that_do_not_fit_the_heads_are_refused(sections: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"mrope_section \[.*\] does not fit the 8 frequencies of a head"):
+    with pytest.raises(ConfigError, match=r"mrope_section is \[.*\], but must be positive numbers whose sum is 8,"):
         rotate_by_grid(network(LlamaConfig(**GQA)), sections)
 
 

@@ -287,7 +287,7 @@ class Full(FakeDevice):
 
 def test_a_step_too_large_beside_the_weights_is_refused(llama: Path) -> None:
     words = (
-        r"a step of 48 tokens of prompts and 6 sequences does not fit in addition to the weights on fake:0: "
+        r"the largest step \(prompt tokens: 48, sequences: 6\) does not fit in addition to the weights on fake:0: "
         r"\d+ of \d+ bytes are free; lower --prefill-chunk-size or --max-num-seqs"
     )
     with pytest.raises(ConfigError, match=words):

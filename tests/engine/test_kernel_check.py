@@ -75,9 +75,9 @@ def test_good_kernels_are_checked_once_per_version(tmp_path: Path) -> None:
     ("do", "why"),
     [
         ("wrong", "largest difference 3"),
-        ("dies", "its check ended a child process with SIGKILL: CUDA error: an illegal memory access was encountered"),
-        ("babbles", "its check ended a child process with exit status 0: no message"),
-        ("lies", "its check ended a child process with exit status 0: no message"),
+        ("dies", "the check ended a child process with SIGKILL: CUDA error: an illegal memory access was encountered"),
+        ("babbles", "the check ended a child process with exit status 0: no message"),
+        ("lies", "the check ended a child process with exit status 0: no message"),
     ],
 )
 def test_bad_kernels_are_checked_at_each_start(do: str, why: str, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_bad_kernels_are_checked_at_each_start(do: str, why: str, tmp_path: Path
 def test_a_check_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     check = Checked(tmp_path, limit_s=1.0)
 
-    assert check("hangs") == "its check in a child process took more than 1 s"
+    assert check("hangs") == "the check in a child process took more than 1 s"
     assert check.here == 0
 
 
@@ -229,7 +229,7 @@ def test_attention_on_gpus_has_alternatives_with_fewer_libraries() -> None:
     assert [one.libraries for one in others if isinstance(one, CudaAttention)] == [(second,), ()]
 
 
-@pytest.mark.parametrize("why", [None, "its check ended a child process with SIGKILL: no message"])
+@pytest.mark.parametrize("why", [None, "the check ended a child process with SIGKILL: no message"])
 def test_modules_that_a_child_did_not_survive_stay(
     why: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -132,7 +132,7 @@ def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [0, MAX_MODEL_LEN + 1])
 def test_a_length_the_model_does_not_have_is_refused(llama: Path, length: int) -> None:
-    with pytest.raises(ConfigError, match=f"--max-model-len {length}.*{MAX_MODEL_LEN}"):
+    with pytest.raises(ConfigError, match=f"--max-model-len is {length}.*{MAX_MODEL_LEN}"):
         _load(llama, max_model_len=length)
 
 

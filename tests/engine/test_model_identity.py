@@ -137,7 +137,7 @@ def test_a_truncated_file_is_refused(model: Path) -> None:
     whole = (model / "model.safetensors").read_bytes()
     (model / "model.safetensors").write_bytes(whole[:-1])
 
-    with pytest.raises(ConfigError, match=r"tensor b\.weight ends at byte 200100 of 200099"):
+    with pytest.raises(ConfigError, match=r"tensor b\.weight ends at byte 200100 of its data, which has 200099 bytes"):
         identify(model, "m")
 
 

@@ -113,7 +113,7 @@ def test_pinned_blocks_are_never_evicted() -> None:
     compute(blocks, names("a", "b"))
     blocks.release(compute(blocks, names("x")))
 
-    with pytest.raises(NoCapacity, match="3 KV blocks are needed, but 2 of 4 are free now"):
+    with pytest.raises(NoCapacity, match="2 of 4 KV blocks are free now, but 3 must be allocated"):
         blocks.allocate(3)
     blocks.allocate(2)
     assert (held(blocks, "a", "b"), held(blocks, "x")) == (2, 0)
@@ -124,7 +124,7 @@ def test_a_prefix_taking_the_last_free_blocks_is_refused() -> None:
     blocks.release(compute(blocks, names("a", "b")))
     blocks.allocate(1)
 
-    with pytest.raises(NoCapacity, match="1 KV blocks are needed, but 0 of 3 are free now"):
+    with pytest.raises(NoCapacity, match="0 of 3 KV blocks are free now, but 1 must be allocated"):
         blocks.take(3, names("a", "b", "c"))
     assert (blocks.num_used, blocks.num_cached, blocks.tokens_queried) == (1, 2, 2 * SIZE)
     blocks.check()

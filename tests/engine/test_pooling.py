@@ -230,7 +230,7 @@ def test_the_longest_text_is_the_smaller_of_both_limits(tmp_path: Path) -> None:
 
     assert load_encoder(tmp_path / "m", dtype="float32")[0].info.max_length == 32
     assert load_encoder(make_cross_encoder(tmp_path / "x"), dtype="float32")[0].info.max_length == 64
-    with pytest.raises(ConfigError, match="--max-model-len 33: must be from 1 to the model's 32"):
+    with pytest.raises(ConfigError, match="--max-model-len is 33, but must be from 1 to the model's 32"):
         load_encoder(tmp_path / "m", dtype="float32", max_model_len=33)
 
 

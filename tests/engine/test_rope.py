@@ -179,7 +179,7 @@ def test_dynamic_ends_at_factor_times_its_start(tmp_path: Path) -> None:
     path = _make("llama-dynamic", tmp_path)
 
     assert _load(path).info.max_model_len == 4 * _BORDER
-    with pytest.raises(ConfigError, match="--max-model-len 129: must be from 1 to the model's 128"):
+    with pytest.raises(ConfigError, match="--max-model-len is 129, but must be from 1 to the model's 128"):
         _load(path, max_model_len=129)
 
 

@@ -124,7 +124,7 @@ def test_sinks_take_part_in_the_softmax(npu_ops: NpuOps, batch: str, window: int
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        (_BF16, AttentionOptions(0.125, softcap=2.0), "it has no softcap, but the layer's is 2"),
+        (_BF16, AttentionOptions(0.125, softcap=2.0), "the op has no softcap, but the layer's is 2"),
         (replace(_BF16, pool_dtype=torch.float32), _PLAIN, "queries of torch.bfloat16 and keys of torch.float32"),
         (
             replace(_BF16, dtype=torch.float32, pool_dtype=torch.float32),
@@ -132,14 +132,14 @@ def test_sinks_take_part_in_the_softmax(npu_ops: NpuOps, batch: str, window: int
             "float32: both must be the same, one of float16 and",
         ),
         (replace(_BF16, value_dim=32), _PLAIN, "head dims 64 of keys and 32 of values"),
-        (replace(_BF16, key_dim=24, value_dim=24), _PLAIN, "head dim 24: it supports multiples of 16 up to 512"),
-        (replace(_BF16, num_heads=72, num_kv_heads=1), _PLAIN, "72 heads over 1: it supports 256 at most, and 64"),
+        (replace(_BF16, key_dim=24, value_dim=24), _PLAIN, "head dim 24: the op supports multiples of 16 up to 512"),
+        (replace(_BF16, num_heads=72, num_kv_heads=1), _PLAIN, "72, KV heads: 1: the op supports at most 256"),
         (
             replace(_BF16, num_heads=128, num_kv_heads=2, key_dim=512, value_dim=512),
             _PLAIN,
-            "128 heads of 512: it supports",
+            "128 heads with head dim 512: the op supports",
         ),
-        (replace(_BF16, block_size=16), _PLAIN, "block size 16: it supports multiples of 128 up to 512"),
+        (replace(_BF16, block_size=16), _PLAIN, "block size 16: the op supports multiples of 128 up to 512"),
     ],
     ids=["softcap", "mixed", "float32", "dims", "dim", "group", "columns", "block"],
 )

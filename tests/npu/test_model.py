@@ -109,7 +109,7 @@ def test_bsh_computes_models_whose_blocks_tnd_refuses(
     assert got == Oracle(path, "float32").generate_greedy(given, 8, ignore_eos=True)
     assert {call.kwargs["input_layout"] for call in npu_ops.calls if call.name in (_FIA, _FIA2)} == {"BSH"}
     (note,) = [note for note in loaded.notes if "because 'npu'" in note]
-    assert note.startswith(f"attention by {_FIA}, layout BSH only, because 'npu' computes wrong results")
+    assert note.startswith(f"attention by {_FIA}, layout BSH only, because 'npu' fails its check")
     assert note.endswith("RuntimeError: When layout is TND, not support Page Attention")
     loaded.model.close()
 
@@ -156,7 +156,7 @@ def test_the_reference_is_used_where_both_layouts_fail(
     generate(loaded.model, prompts(5), 3, chunk=61)
 
     assert not {_FIA, "npu_scatter_pa_kv_cache"} & set(npu_ops.names())
-    assert [note for note in loaded.notes if note.startswith("attention by the reference, because 'npu' computes")]
+    assert [note for note in loaded.notes if note.startswith("attention by the reference, because 'npu' fails")]
     loaded.model.close()
 
 
