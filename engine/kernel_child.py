@@ -42,7 +42,7 @@ class Unfit(Exception):
 
 
 def modules(device: Device, *, config: dict[str, Any], dtype: str) -> None:
-    """Make one layer with random weights and replace its modules by the device's ops, comparing each with its module.
+    """Make one layer with random weights and replace its modules by the device's ops, each compared with its module.
 
     Parts that differ are left out again in the serving process, too; what counts here is that the device survives.
     """

@@ -54,7 +54,7 @@ class KvProbe:
         """Return the KV tensors of all layers. Raises ConfigError if a layer does not use the attention interface."""
         if sorted(self._seen) != list(range(num_layers)):
             seen = len(self._seen)
-            raise ConfigError(f"only {seen} of {num_layers} layers use the attention interface: not supported")
+            raise ConfigError(f"{seen} of the model's {num_layers} layers use the attention interface, but all must")
         return tuple(tensor for layer in range(num_layers) for tensor in self._seen[layer])
 
     def _effective_window(self, window: int | None) -> int | None:

@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class TableUse(IntEnum):
-    """How a replay of decode steps uses the block tables in DecodeInputs; for a higher value, they should be narrower."""
+    """How a replay of decode steps uses the block tables in DecodeInputs: for higher values they should be narrower."""
 
     NONE = 0
     READ = 1

@@ -46,10 +46,11 @@ def _tensors(file: Path, *, tied: bool) -> dict[str, torch.Tensor]:
     check_archive(file)
     state = _load(file)
     if not isinstance(state, Mapping) or not state:
-        raise ConfigError(f"{file} contains {type(state).__name__}, not named tensors")
+        held = "none" if isinstance(state, Mapping) else f"a value of type {type(state).__name__}"
+        raise ConfigError(f"{file} must contain named tensors, but contains {held}")
     strange = next((name for name, value in state.items() if not _is_plain(name, value)), None)
     if strange is not None:
-        raise ConfigError(f"{file}: {strange!r} is {_what(strange, state[strange])}, not a plain tensor")
+        raise ConfigError(f"{file}: {_why_not_plain(strange, state[strange])}")
     kept = {name: tensor for name, tensor in state.items() if not (tied and _is_embeddings(name, state))}
     seen: set[int] = set()
     return {name: _own(tensor.detach(), seen) for name, tensor in kept.items()}
@@ -77,10 +78,13 @@ def _is_plain(name: object, value: object) -> bool:
     return value.layout is torch.strided and not value.is_quantized and value.device.type == "cpu"
 
 
-def _what(name: object, value: object) -> str:
+def _why_not_plain(name: object, value: object) -> str:
     if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    return f"a {value.layout} tensor" if isinstance(name, str) else f"the name ({type(name).__name__}) of a tensor"
+        return f"{name!r} is of type {type(value).__name__}, but must be a tensor"
+    if not isinstance(name, str):
+        return f"the tensor name {name!r} is of type {type(name).__name__}, but must be text"
+    form = "quantised" if value.is_quantized else f"{value.layout} on {value.device.type}"
+    return f"{name!r} is {form}, but must be a dense, unquantised tensor on cpu"
 
 
 def _is_embeddings(name: str, state: Mapping[str, torch.Tensor]) -> bool:

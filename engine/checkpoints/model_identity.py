@@ -98,7 +98,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{file}: holds {type(value).__name__}, not an object")
+        raise ConfigError(f"{file} must hold a JSON object, but holds a value of type {type(value).__name__}")
     return value
 
 

@@ -34,7 +34,8 @@ def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -
     layer_types = set(getattr(text, "layer_types", None) or ())
     other = sorted(layer_types - _LAYER_TYPES)
     if other:
-        why = _OTHER_LAYER_TYPES.get(other[0], "do not attend over all keys or a sliding window")
+        default = "do not attend over all keys or a sliding window"
+        why = " or ".join(dict.fromkeys(_OTHER_LAYER_TYPES.get(one, default) for one in other))
         raise ConfigError(
             f"{path}: {kind} has layers of type {', '.join(other)}, which {why}; "
             f"only {' and '.join(sorted(_LAYER_TYPES))} run"

@@ -97,12 +97,12 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"state_dict": {"w": rows(2, 2)}}, "'state_dict' is dict, not a plain tensor"),
-        ({"w": rows(2, 2), "epoch": 3}, "'epoch' is int, not a plain tensor"),
-        ({0: rows(2, 2)}, r"0 is the name \(int\) of a tensor, not a plain tensor"),
-        ({"w": rows(2, 2).to_sparse()}, r"'w' is a torch\.sparse_coo tensor, not a plain tensor"),
-        ([rows(2, 2)], "contains list, not named tensors"),
-        ({}, "contains dict, not named tensors"),
+        ({"state_dict": {"w": rows(2, 2)}}, "'state_dict' is of type dict, but must be a tensor"),
+        ({"w": rows(2, 2), "epoch": 3}, "'epoch' is of type int, but must be a tensor"),
+        ({0: rows(2, 2)}, "the tensor name 0 is of type int, but must be text"),
+        ({"w": rows(2, 2).to_sparse()}, r"'w' is torch\.sparse_coo on cpu, but must be a dense"),
+        ([rows(2, 2)], "must contain named tensors, but contains a value of type list"),
+        ({}, "must contain named tensors, but contains none"),
     ],
     ids=["nested", "number", "name", "sparse", "list", "empty"],
 )

@@ -63,7 +63,7 @@ def test_wrong_parameters_are_reported_at_the_callers_line(wrong: Callable[[], o
 
 def test_startup_refusals_of_the_engine_name_keywords(model: Path) -> None:
     wanted = {
-        "max_model_len": (10**6, "max_model_len 1000000: must be from 1 to the model's "),
+        "max_model_len": (10**6, "max_model_len is 1000000, but must be from 1 to the model's "),
         "quantization": ("awq", f"quantization awq, but {model} is not quantised"),
     }
     for name, (value, words) in wanted.items():
