@@ -122,7 +122,7 @@ class BatchState:
         return selection
 
     def select_behind(self, now: float) -> Selection:
-        """Do the same while a step is not collected yet; schedule nothing if a prompt would have to be preempted."""
+        """As `select`, while a step is not collected yet: schedule nothing if a prompt would have to be preempted."""
         selection = Selection(is_behind=True)
         self._start_waiting(now, selection)
         if self._preempt_after is None or not due(self.running.values(), self._preempt_after):

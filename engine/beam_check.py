@@ -34,6 +34,8 @@ def check_beams(state: PromptState, *, max_model_len: int) -> None:
     scores = sorted((beam.score for beam in live), reverse=True)
     with_logprobs = params.logprobs is not None
     if any(len(beam.logprobs) != len(beam.token_ids) * with_logprobs for beam in beams):
-        raise InvalidRequest("each token of a beam must have log probabilities if they are requested", "beams")
+        raise InvalidRequest(
+            "each token of a beam must have log probabilities if they are requested, and none otherwise", "beams"
+        )
     if not all(math.isfinite(beam.score) for beam in beams) or scores != [beam.score for beam in live]:
         raise InvalidRequest("scores of beams must be finite, and live beams sorted by score, highest first", "beams")

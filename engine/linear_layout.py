@@ -1,4 +1,4 @@
-"""Store the weights of linear layers in the layout CPUs multiply fastest. Results are equal up to rounding.
+"""Store the weights of linear layers in the layout that CPUs multiply fastest. Results are equal up to rounding.
 
 inner layers   float32, column-major: the same module and values, read by a faster kernel at 4 to 64 rows
 output layer   float32, packed by oneDNN into a copy; up to 2.7 times as fast at 8 rows

@@ -112,7 +112,10 @@ class NativeStep:
 
 def _check_pools(keys: torch.Tensor, values: torch.Tensor) -> None:
     if keys.dim() != 3 or values.dim() != 3 or keys.shape[:2] != values.shape[:2]:
-        raise ValueError(f"the pool's keys {list(keys.shape)} and values {list(values.shape)} differ in slots or heads")
+        raise ValueError(
+            f"the pool's keys have shape {list(keys.shape)} and its values {list(values.shape)}, but both must have "
+            "three dimensions and the same slots and heads"
+        )
     if keys.dtype != values.dtype or keys.dtype not in _DTYPES:
         raise ValueError(
             f"keys of {keys.dtype} and values of {values.dtype}: both must be one of {sorted(map(str, _DTYPES))}"

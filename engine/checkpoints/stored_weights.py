@@ -55,8 +55,11 @@ class StoredWeights:
     def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
         """Return the whole tensor, or a range of one dimension, in newly allocated memory."""
         stored, dtype = self._tensors[name], self.dtype(name)
-        if stored.length != math.prod(stored.shape) * dtype.itemsize:
-            raise ConfigError(f"{stored.file}: tensor {name} of shape {stored.shape} has {stored.length} bytes")
+        needed = math.prod(stored.shape) * dtype.itemsize
+        if stored.length != needed:
+            raise ConfigError(
+                f"{stored.file}: tensor {name} of shape {stored.shape} has {stored.length} bytes, but must have {needed}"
+            )
         if part is None:
             part = TensorSlice(0, 0, stored.shape[0] if stored.shape else 1)
         shape = stored.shape or (1,)

@@ -90,7 +90,7 @@ def test_pools_that_differ_are_refused(backend: NativeAttention) -> None:
     pool, query = case.pool_with_past(), torch.zeros(4, 3, 8)
     step = backend.plan(case.metadata)
 
-    with pytest.raises(ValueError, match="differ in slots or heads"):
+    with pytest.raises(ValueError, match="the same slots and heads"):
         step.attend(query, pool.keys, pool.values[:-16], _OPTIONS)
     with pytest.raises(ValueError, match=r"keys of torch\.float32 and values of torch\.bfloat16: both must be one of"):
         step.attend(query, pool.keys, pool.values.bfloat16(), _OPTIONS)
