@@ -23,9 +23,9 @@ class BatchLimits:
 SLOW_STEP_S = 2.0
 """Longest step for prompts' chunks: a longer one delays the prompts behind it."""
 _LEAST_CHUNK, _LEAST_SLICE = 64, 16
-"""The smallest chunk in tokens, alone and beside sequences being decoded, whatever it costs: a prompt must advance."""
+"""The smallest chunk in tokens, alone and beside sequences with short gap limits: a prompt must advance at any cost."""
 _GROWTH = 4
-"""Beside sequences being decoded, a chunk is at most this many times the longest one that was measured."""
+"""Beside sequences with short gap limits, a chunk is at most this many times the longest one that was measured."""
 _MORE_GAP = 1.1
 """Where the decoding alone takes longer than the gap limit, a chunk may make the step this many times as long."""
 

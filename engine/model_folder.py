@@ -27,7 +27,7 @@ _WITHIN = "steps with image tokens run on the reference attention, since these t
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A checkpoint that can be served, its weights not read yet. `is_headless`: it returns vectors, no text."""
+    """A checkpoint that can be served; its weights are not read yet. `is_headless`: the model returns only vectors."""
 
     path: Path
     checkpoint: Checkpoint
@@ -39,7 +39,8 @@ class ModelFolder:
 class ReadNetwork:
     """A network with its weights, notes about them, and the bytes read.
 
-    `kept_bytes` are the weights of the linear layers that remain quantised; `kept` counts these and the others.
+    `kept_bytes` are the weights of the linear layers that remain quantised; `kept` states how many
+    quantised layers these are and why others are dequantised, as text; empty if none were to be kept.
     """
 
     loaded: LoadedNetwork

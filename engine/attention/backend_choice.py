@@ -27,7 +27,9 @@ _log = EventLogger("engine")
 def trusted(
     backend: AttentionBackend, network: Any, device: Device, *, block_size: int, dtype: torch.dtype
 ) -> tuple[AttentionBackend, str | None]:
-    """Return `backend` and None, or the next one that computes correctly here and a note with the reason, also logged.
+    """Return `backend` and None, or the next backend that computes correctly here and a note with the reason.
+
+    The reason is also logged.
 
     Runs one token of `network` on `device` and replaces the network's attention handler.
     """

@@ -63,7 +63,7 @@ def why_not(layer: LayerRows) -> str | None:
         return f"head dim {dim}: the op supports multiples of {_DIM_STEP} up to {_MAX_DIM}"
     if heads > _MAX_HEADS or heads > kv_heads * _MAX_GROUP:
         limits = f"at most {_MAX_HEADS} query heads, and {_MAX_GROUP} for each KV head"
-        return f"query heads: {heads}, KV heads: {kv_heads}: the op supports {limits}"
+        return f"query heads {heads}, KV heads {kv_heads}: the op supports {limits}"
     if heads * dim > _MAX_COLUMNS:
         return f"{heads} heads with head dim {dim}: the op supports at most {_MAX_COLUMNS} columns"
     if layer.block_size % _BLOCK_STEP or layer.block_size > _MAX_BLOCK:

@@ -58,7 +58,7 @@ class StoredWeights:
         needed = math.prod(stored.shape) * dtype.itemsize
         if stored.length != needed:
             raise ConfigError(
-                f"{stored.file}: tensor {name} of shape {stored.shape} has {stored.length} bytes, but must have {needed}"
+                f"{stored.file}: tensor {name} of shape {stored.shape} has {stored.length} bytes, but needs {needed}"
             )
         if part is None:
             part = TensorSlice(0, 0, stored.shape[0] if stored.shape else 1)

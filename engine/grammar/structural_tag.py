@@ -1,7 +1,7 @@
 """Turn structural tags (free text in which fixed texts open JSON and other forms) into Lark for llguidance.
 
 The current form is {"format": {"type": ...}}, a tree of the types in `_FIELDS`; the older one is
-{"structures": [{"begin": "<f=x>", "schema": {...}, "end": "</f>"}], "triggers": ["<f="]}, a `triggered_tags`.
+{"structures": [{"begin": "<f=x>", "schema": {...}, "end": "</f>"}], "triggers": ["<f="]}, read as `triggered_tags`.
 
 llguidance splits text into lexemes, each as long as possible. So free text, or a regex, is one lexeme together with the
 fixed text after it: the lexeme ends where that text first occurs.
