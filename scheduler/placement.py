@@ -58,8 +58,9 @@ def place(
 ) -> Plan | None:
     """Return the current plan, or None if the prompt has to wait for room.
 
-    Prefills on the prefill (or combined) instance with the fewest tokens to compute before the prompt's first token:
-    its outstanding tokens and the prompt's uncached ones. A prompt without a second token finishes there.
+    Prefills on the prefill (or combined) instance with the fewest outstanding tokens, where a cached token of the
+    prompt outweighs two of them; it waits for the next step there rather than move on. A prompt without a second token
+    finishes there.
     Others decode where the whole sequence fits, fewest sequences first, but a cached prefix outweighs a few more
     sequences. A pair without a common KV transport is never chosen.
     If `prompt.expected_outputs` is known, the cost of such a hand-off (`hand_off_s` and the time to compute) is
@@ -152,14 +153,20 @@ def _may_serve_alone(load: InstanceLoad, prompt: PromptFacts) -> bool:
 def _next_pair(order: InstanceOrder, prompt: PromptFacts) -> Pair | None:
     """Return the first pair that has to wait for the prefill instance's next step and for nothing else."""
     for start in order.starts:
-        if start.can_start or start.is_suspect:
-            continue
-        for end in order.ends:
-            obstacle = next(of_end(end, prompt), None) or next(
-                between_ends(start, end, prompt, link_share(start, end, *order.peers)), None
-            )
-            if obstacle is None and _can_send(start, end) and _has_room(start, end, prompt):
-                return start, end
+        if not _stays(start, prompt) and (end := _end_after_step(start, order, prompt)) is not None:
+            return start, end
+    return None
+
+
+def _end_after_step(start: InstanceLoad, order: InstanceOrder, prompt: PromptFacts) -> InstanceLoad | None:
+    """Return where the prompt could be decoded if it only has to wait for the next step of `start`."""
+    if start.can_start or start.is_suspect:
+        return None
+    for end in [start] if _stays(start, prompt) else order.ends:
+        between = between_ends(start, end, prompt, link_share(start, end, *order.peers))
+        obstacle = (end is not start and next(of_end(end, prompt), None)) or next(between, None)
+        if not obstacle and _can_send(start, end) and _has_room(start, end, prompt):
+            return end
     return None
 
 
@@ -195,6 +202,8 @@ def _first_free(order: InstanceOrder, prompt: PromptFacts) -> Pair | None:
     ends: Iterable[InstanceLoad] = order.ends
     for start in order.starts:
         if next(of_start(start, prompt), None) is not None:
+            if prompt.known.get(start.index) and _end_after_step(start, order, prompt) is not None:
+                return None  # it waits, rather than compute again elsewhere what is cached here
             continue
         blocked: set[int] = set()
         for end in [start] if _stays(start, prompt) else ends:

@@ -129,18 +129,18 @@ class InFlightLedger:
                 self._prefixes.note(chain)
 
     def assign_prefill(self, prompt_id: str, num_tokens: int, *, has_images: bool = False) -> None:
-        """Count a prompt about to be sent for prefill; a prompt with images counts until it is computed.
+        """Count the tokens not cached of a prompt about to be sent; with images it counts until it is computed.
 
         The instance's snapshots include a prompt with images only after the images are encoded.
         """
         self.version += 1
         prompt = self._prompts[prompt_id]
         self._drop_tokens(prompt_id, prompt)
-        prompt.tokens = prompt.unseen = num_tokens
-        self._tokens += num_tokens
-        self._unseen += num_tokens
+        prompt.tokens = prompt.unseen = tokens = max(1, num_tokens - self.tokens_known(prompt.chain))
+        self._tokens += tokens
+        self._unseen += tokens
         if has_images:
-            self._with_images[prompt_id] = num_tokens
+            self._with_images[prompt_id] = tokens
 
     def assign_hand_off(self, prompt_id: str, facts: PromptFacts, receiver: int) -> None:
         """Count a prompt about to be sent for prefill, whose KV will be sent to `receiver`."""

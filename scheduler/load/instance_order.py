@@ -13,6 +13,9 @@ from wire.types import Role
 _WORTH_SEQUENCES = 4
 """Among decode instances, having the whole prompt cached outweighs this many sequences."""
 
+_WORTH_TOKENS = 2
+"""Among prefill instances, a cached token outweighs so many outstanding ones: computed again, it would delay others."""
+
 
 class _BestFirst:
     """Instances by a key, those of equal keys in the order given; may be iterated over repeatedly."""
@@ -34,10 +37,10 @@ class _BestFirst:
 class InstanceOrder:
     """The `starts` that may prefill a prompt, and the `ends` that may decode it, each best first.
 
-    Starts with the fewest tokens to compute before the prompt's first token come first. Of the ends, those with room
-    for the whole prompt come first, among them those with the fewest sequences; a cached prefix outweighs a few
-    sequences. Of several best ones `rng` draws the first; other ties, and all without `rng`, are in the order of the
-    table. `peers` are how many prefill and decode instances share the links, 1 at least.
+    Starts with the fewest outstanding tokens come first; a cached token of the prompt outweighs some of them. Of the
+    ends, those with room for the whole prompt come first, among them those with the fewest sequences; a cached prefix
+    outweighs a few sequences. Of several best ones `rng` draws the first; other ties, and all without `rng`, are in the
+    order of the table. `peers` are how many prefill and decode instances share the links, 1 at least.
     """
 
     def __init__(self, loads: Sequence[InstanceLoad], prompt: PromptFacts, rng: random.Random | None = None) -> None:
@@ -57,7 +60,7 @@ def _starts(loads: Sequence[InstanceLoad], prompt: PromptFacts, rng: random.Rand
     known = prompt.known
 
     def key(load: InstanceLoad) -> float:
-        return load.outstanding_tokens - known.get(load.index, 0)
+        return load.outstanding_tokens - _WORTH_TOKENS * known.get(load.index, 0)
 
     keys = [key(load) for load in loads] if known else [load.outstanding_tokens for load in loads]
     return _BestFirst(loads, _first(loads, keys, rng), key)

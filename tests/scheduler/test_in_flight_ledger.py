@@ -94,6 +94,19 @@ def test_outstanding_tokens_shrink_as_chunks_are_computed() -> None:
     assert ledger.outstanding_tokens == 0
 
 
+def test_of_a_prompt_with_a_cached_prefix_the_rest_counts() -> None:
+    ledger = InFlightLedger(load(sought=1), _Changes())
+    for name in ("first", "second"):
+        ledger.register(name, CHAIN)
+        ledger.assign_prefill(name, 100)
+        assert ledger.outstanding_tokens == {"first": 100, "second": 100 - 64}[name]
+        ledger.prefilled(name)
+
+    ledger.register("whole", chain_of(range(64), ""))
+    ledger.assign_prefill("whole", 64)
+    assert ledger.outstanding_tokens == 1, "the last token is always computed"
+
+
 def test_a_prompt_with_images_counts_until_it_is_computed() -> None:
     ledger = InFlightLedger(load(), _Changes())
     for name in ("first", "second"):

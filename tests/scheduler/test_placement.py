@@ -91,7 +91,7 @@ def test_instances_come_in_the_order_of_a_full_sort(seed: int) -> None:
     facts = PromptFacts(100, 50, known=known, shared=shared)
 
     def tokens(one: InstanceLoad) -> int:
-        return one.outstanding_tokens - known.get(one.index, 0)
+        return one.outstanding_tokens - 2 * known.get(one.index, 0)
 
     def rank(one: InstanceLoad) -> tuple[bool, float]:
         lacks = one.blocks_for_all(facts) - one.blocks_shared(facts) > one.blocks_free
@@ -118,12 +118,24 @@ def test_waits_while_every_prefill_has_more_than_a_step_outstanding() -> None:
     )
 
 
-def test_prefill_with_the_least_work_before_the_first_token_wins() -> None:
+def test_a_cached_token_outweighs_two_outstanding_ones() -> None:
     loads = [prefill(0), prefill(1, outstanding_tokens=60), decode(2)]
 
-    assert pair(*loads, known={1: 64}) == (1, 2)
-    assert pair(*loads, known={1: 32}) == (0, 2)
-    assert pair(prefill(0), prefill(1, outstanding_tokens=513), decode(2), num_tokens=900, known={1: 896}) == (0, 2)
+    assert pair(*loads, known={1: 31}) == (1, 2)
+    assert pair(*loads, known={1: 29}) == (0, 2)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.COMBINED])
+def test_a_prompt_waits_for_the_next_step_where_it_is_cached(role: Role) -> None:
+    def placed(known: int, end: InstanceLoad = decode(2), **changes: Any) -> tuple[int | None, int] | None:
+        busy = load(1, role, outstanding_tokens=513, **changes)
+        return pair(load(0, role), busy, *([end] if role is Role.PREFILL else []), num_tokens=900, known={1: known})
+
+    free = (0, 2) if role is Role.PREFILL else (None, 0)
+    assert placed(896) is None
+    assert placed(256) == free
+    assert placed(896, is_suspect=True) == free
+    assert placed(896, no_transport_to={1, 2}) == free
 
 
 def test_decode_with_the_prefix_beats_slightly_less_load() -> None:

@@ -1,6 +1,7 @@
 """A simulated cluster takes the time that its costs say, on the paths that placement chooses."""
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean, pvariance
@@ -104,6 +105,19 @@ def test_a_cached_prefix_is_not_computed_again(caches_prefixes: bool, saved: int
     )
 
     assert first.ttft_s - second.ttft_s == pytest.approx(saved * COST.token_s, abs=1e-3)
+
+
+def test_chats_stay_where_their_prefixes_are_on_many_instances() -> None:
+    """Each turn's prompt is that of the turn before and 512 tokens; it follows 10 s later."""
+    begun_s = random.Random(4)
+    chats = [
+        TraceRequest(at_s + 10.0 * turn, 512 * turn, 32, (0, *(5 * chat + at for at in range(1, turn))))
+        for chat, at_s in enumerate(begun_s.uniform(0.0, 10.0) for _ in range(96))
+        for turn in range(2, 7)
+    ]
+    chats.sort(key=lambda one: one.arrival_s)
+
+    assert _late(simulate(Shape([P] * 12 + [D] * 12, COST), chats)) < 3.0
 
 
 def test_a_prompt_that_no_pool_can_take_is_refused_and_no_other_is() -> None:
