@@ -64,7 +64,7 @@ class BatchJob:
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         if self.max_inflight < 1:
-            raise ConfigError(f"--max-inflight is {self.max_inflight}; must be at least 1")
+            raise ConfigError(f"--max-inflight is {self.max_inflight}, but must be at least 1")
         for path, what in ((self.output_path, "the output"), (self.error_path, "the error file")):
             if path is not None and not path.name:
                 raise ConfigError(f"{what} {path} is a folder: name a file")

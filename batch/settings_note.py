@@ -43,7 +43,7 @@ def remove_note(path: Path) -> None:
 
 
 def check_note(path: Path, answer_settings: Mapping[str, Any], output: Path, journal: Path | None) -> None:
-    """Raise ConfigError if the note's answer settings, those of the run that wrote `output`, differ from these ones.
+    """Raise ConfigError unless the note's answer settings, those of the run that wrote `output`, are these ones.
 
     `journal` is the path of a stopped run's journal, None if there is none.
     """
@@ -52,7 +52,7 @@ def check_note(path: Path, answer_settings: Mapping[str, Any], output: Path, jou
     if changed is None:
         return
     if journal is None:
-        remedy = f"retry the failed lines with the first run's settings, or remove {path} to mix both in one file"
+        remedy = f"retry the failed lines with the first run's settings, or remove {path} to mix both runs' answers"
     else:
         later = f"{journal} holds the answers of a later run that was stopped"
         remedy = f"{later}: finish that run first, without --retry-failed"

@@ -107,7 +107,7 @@ def _check_complete(
     checkpoint: Checkpoint, network: Any, sources: Mapping[str, TensorSource], weights: Weights, missing: list[str]
 ) -> None:
     if missing:
-        raise ConfigError(f"{checkpoint.path}: {len(missing)} missing keys, the first is {missing[0]}")
+        raise ConfigError(f"{checkpoint.path}: missing keys ({len(missing)}), the first is {missing[0]}")
     wrong = []
     for name, tensor in network.state_dict().items():
         try:
@@ -117,7 +117,7 @@ def _check_complete(
         if stored != tuple(tensor.shape):
             wrong.append(f"{name} is stored as {stored}, but config.json implies {tuple(tensor.shape)}")
     if wrong:
-        raise ConfigError(f"{checkpoint.path}: {len(wrong)} mismatched keys; {min(wrong)}")
+        raise ConfigError(f"{checkpoint.path}: mismatched keys ({len(wrong)}): {min(wrong)}")
 
 
 def _check_floats(

@@ -38,7 +38,7 @@ class Oracle:
     def generate_greedy(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, *, ignore_eos: bool = False
     ) -> list[list[int]]:
-        """Return the greedy continuation of each prompt, including the end-of-sequence id if one ends it."""
+        """Return the greedy continuation of each prompt, including the end-of-sequence id that ends it, if any."""
         config = GenerationConfig(
             max_new_tokens=max_tokens,
             do_sample=False,
@@ -78,7 +78,7 @@ def load_plain(model_dir: Path, dtype: str) -> Any:
     transformers_logging.set_verbosity_error()
     checkpoint = open_checkpoint(model_dir)
     layout = find_quantization(model_dir, None)
-    if layout is not None or checkpoint.images is not None:  # transformers needs an extra package for each method
+    if layout is not None or checkpoint.images is not None:  # transformers would need a package per quantisation
         with StoredWeights(model_dir) as stored:
             plain = plain_weights(checkpoint.weights(stored), layout, dtype).weights
             adds_biases = layout is not None and layout.adds_biases

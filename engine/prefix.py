@@ -24,7 +24,7 @@ _IDS = struct.Struct(f"<{DIGEST_TOKENS}i")
 
 
 class BlockName(NamedTuple):
-    """The name of a full block: its last digest, the one before its first token, its tokens, salt, root and images.
+    """The name of a full block: its last digest, its parent's digest, its tokens, salt, root and images.
 
     Two names are equal only if the tokens are: a collision of digests is not a cache hit.
     """
@@ -41,7 +41,7 @@ def why_no_names(block_size: int) -> str | None:
     """Return why blocks of that size have no names, for a message; None if they have names."""
     if block_size % DIGEST_TOKENS == 0:
         return None
-    return f"blocks of {block_size} tokens are not a multiple of {DIGEST_TOKENS}"
+    return f"a block size of {block_size} tokens is not a multiple of {DIGEST_TOKENS}"
 
 
 class PrefixChain:

@@ -56,7 +56,7 @@ class Prompt:
     With `beams`, `sequences` are the hypotheses emitted at the end, and the beams compute in their place.
     `images` has the embeddings of its images, None for a prompt without any and for one that was computed elsewhere.
     `positions` are those of its tokens, None if each is the token's index; `spans` are images that no chunk may cut.
-    `is_bound`: a grammar or a rule for thinking constrains its sequences. Between two of its tokens the prompt was
+    `is_bound`: a grammar or a rule for thinking constrains its sequences. After its first output token the prompt was
     swapped out `num_swaps` times, and dropped to its token ids `num_rebuilds` times.
     """
 
@@ -84,7 +84,7 @@ class Prompt:
 
     @classmethod
     def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int, chain: PrefixChain) -> "Prompt":
-        """Return the prompt ready to queue; sequences that are finished by their outputs have their `finish` set."""
+        """Return the prompt ready to queue; a sequence that its outputs already finish has its `finish` set."""
         outputs = state.outputs + ((),) * (state.params.num_sequences - len(state.outputs))
         sequences = tuple(Sequence([*state.token_ids, *done], len(state.token_ids), chain) for done in outputs)
         for sequence in sequences:
@@ -160,7 +160,7 @@ class Prompt:
 
     @property
     def num_interruptions(self) -> int:
-        """How often it was preempted between two of its tokens."""
+        """How often it was preempted after its first output token."""
         return self.num_swaps + self.num_rebuilds
 
     @property
@@ -271,7 +271,7 @@ class Prompt:
         return TokenOutput(self.state.prompt_id, index, sequence.num_outputs, None, FinishReason.CANCELLED)
 
     def _first_wanted(self) -> tuple[int, ...]:
-        """Return the sequences that get a token when the prompt is computed; one row of candidates starts all beams.
+        """Return the sequences that get a token when the prompt is computed; for beams only one, whose row starts all.
 
         A held prompt is sent to its receiver with all sequences, so even a cancelled sequence gets its first token.
         """

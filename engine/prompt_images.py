@@ -12,20 +12,19 @@ class PromptImages:
     """Owner of the buffers: one for each image, [count, hidden_size] values row by row."""
 
     def __init__(self, images: Sequence[PromptImage], embeddings: Sequence[Embeddings], row_bytes: int) -> None:
-        """Raises InternalError for buffers that are not exactly the images' tokens, of `row_bytes` each."""
+        """Raises InternalError unless there is one buffer per image, with `row_bytes` bytes for each of its tokens."""
         if len(images) != len(embeddings):
-            raise InternalError(f"the prompt has {len(images)} images, but embeddings of {len(embeddings)}")
+            raise InternalError(f"the prompt has {len(images)} images, but embeddings for {len(embeddings)}")
         self._parts = [(image, memoryview(one).cast("B")) for image, one in zip(images, embeddings, strict=True)]
         for index, (image, values) in enumerate(self._parts):
             if len(values) != image.count * row_bytes:
                 raise InternalError(
-                    f"the embeddings of image {index} have {len(values)} bytes, but its {image.count} tokens have "
-                    f"{row_bytes} bytes each"
+                    f"the embeddings of image {index} have {len(values)} bytes, but must have {image.count * row_bytes}"
                 )
         self._row_bytes = row_bytes
 
     def within(self, start: int, count: int, row: int) -> Iterator[EmbeddedRows]:
-        """Yield what replaces embeddings of the tokens [start, start + count), the first of which is at `row`."""
+        """Yield the rows that replace embeddings of tokens [start, start + count); token `start` is at `row`."""
         for image, values in self._parts:
             first, last = max(image.start, start), min(image.start + image.count, start + count)
             if first < last:

@@ -15,7 +15,7 @@ from wire.types import PromptState
 def blocks_needed(
     prompt_length: int, outputs_computed: Iterable[int], block_size: int, rope: RopeLengths | None = None
 ) -> int:
-    """Return the blocks for a prompt and its sequences; the i-th has KV of `outputs_computed[i]` output tokens.
+    """Return how many blocks a prompt and its sequences need; sequence i has KV of `outputs_computed[i]` output tokens.
 
     Full prompt blocks are shared; a sequence that writes has its own copy of a partial last block. A sequence that the
     model recomputes past a RoPE limit (`rope`) shares no blocks.
@@ -58,7 +58,8 @@ def check_begun(state: PromptState) -> None:
         if not state.beams:
             raise InvalidRequest("a prompt received during a beam search lacks its beams")
     elif len(state.outputs) != state.params.num_sequences or not all(state.outputs):
-        raise InvalidRequest(f"an admitted prompt needs a token for each of its {state.params.num_sequences} sequences")
+        count = state.params.num_sequences
+        raise InvalidRequest(f"an admitted prompt needs a first token for each of its sequences, which are {count}")
 
 
 def _check_length(num_tokens: int, max_model_len: int) -> None:
@@ -66,7 +67,8 @@ def _check_length(num_tokens: int, max_model_len: int) -> None:
         raise InvalidRequest("the prompt is empty: at least 1 token is needed", "prompt")
     if num_tokens >= max_model_len:
         raise PromptTooLong(
-            f"the prompt has {num_tokens} tokens and leaves no room for output: the model's length is {max_model_len}",
+            f"the prompt has {num_tokens} tokens, which leaves no room for output: the model's maximum length is "
+            f"{max_model_len}",
             "prompt",
         )
 
@@ -88,7 +90,7 @@ def _check_sequences(state: PromptState, max_num_seqs: int, max_model_len: int) 
         raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least 1", "max_tokens")
     check_beams(state, max_model_len=max_model_len)
     if len(state.outputs) > count:
-        raise InvalidRequest(f"outputs of {len(state.outputs)} sequences are given, but {name} is {count}", "outputs")
+        raise InvalidRequest(f"the number of given outputs is {len(state.outputs)}, but {name} is {count}", "outputs")
     length = len(state.token_ids)
     ended = [finish_of(done, params, prompt_length=length, max_model_len=max_model_len) for done in state.outputs]
     if len(ended) == count and all(ended):

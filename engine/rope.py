@@ -69,7 +69,7 @@ class Frequencies:
         return self._past_short_length(length) if self._rope_type == DYNAMIC else self._long
 
     def _past_short_length(self, length: int) -> torch.Tensor:
-        """Compute them as transformers does: the length is a tensor, so the arithmetic is float32, not Python's."""
+        """Compute frequencies as transformers does: from a tensor, so the arithmetic is float32, not Python's."""
         compute = ROPE_INIT_FUNCTIONS[self._rope_type]
         frequencies: torch.Tensor = compute(self._config, self._short.device, seq_len=torch.tensor(length))[0]
         return frequencies

@@ -13,7 +13,7 @@ class RopeTable:
     """Owns two tables that grow to the largest reserved position. For rope types that depend only on positions."""
 
     def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
-        """`rotary` is called as transformers calls it; `dtype` is the dtype the model rounds its values to."""
+        """`rotary` is called as transformers calls it; `dtype` is that to which the model rounds cosines and sines."""
         self._rotary, self._dtype = rotary, dtype
         self.cosine, self.sine = self._compute(0, _FIRST)
         self.num_positions = _FIRST

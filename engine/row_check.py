@@ -83,9 +83,9 @@ def check_rows(network: Any, dtype: str) -> None:
         gap = min(_largest_difference(network, token_id, position) for token_id in _TOKENS)
         if not gap <= _TOLERANCE[dtype]:
             raise ConfigError(
-                f"{network.config.model_type}: logits differ by {gap:.2g} of their size at position {position} with "
-                f"another sequence in the step, above {_TOLERANCE[dtype]}: its layers keep a state besides attention, "
-                "which is not supported"
+                f"{network.config.model_type}: logits differ by {gap:.2g} of their size at position {position} if "
+                f"another sequence is in the step, but the limit is {_TOLERANCE[dtype]}: layers that keep a state "
+                "besides attention are not supported"
             )
 
 

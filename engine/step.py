@@ -79,7 +79,7 @@ class BatchSequence:
 class PoolingRows:
     """Sum the last hidden states (after the final norm) of flattened rows [row, row + count), one or more.
 
-    With `each` they are returned one after another instead.
+    With `each` the states are not summed, but returned one after another.
     """
 
     row: int

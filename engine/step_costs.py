@@ -1,7 +1,7 @@
 """Learn what a step costs from the steps of an engine, with more weight on recent ones. Pure.
 
-    seconds = base + sequence x sequences decoded            of the steps without a prompt's chunk
-    seconds - that = token x prompt tokens in chunks         of the others
+    seconds = base + sequence x sequences decoded                      steps without a prompt's chunk
+    seconds = the above sum + token x prompt tokens in chunks          the other steps
 
 The two are learned separately, so that an instance that seldom computes prompts does not forget what they cost.
 """

@@ -40,7 +40,7 @@ class StepMetadata:
         self, block_size: int, sequences: Sequence[BatchSequence], packed: PackedStep, device: torch.device,
         embedded: Sequence[EmbeddedRows] = (), grid: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`grid` are three positions for each row, [num_tokens, 3] int64 on the host, where they are not all equal."""
+        """`grid` [num_tokens, 3] int64, on the host: three positions for each row; None if each row's are equal."""
         self.block_size, self.sequences, self.packed, self._device = block_size, sequences, packed, device
         self.embedded, self.grid = embedded, grid
 

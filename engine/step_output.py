@@ -35,7 +35,7 @@ def make_output(
     try:
         scores, failure = _scores(batch.scores, scored), None
     except Exception as error:  # noqa: BLE001 - fails only the prompts that requested scores
-        scores, failure = [], InternalError(f"log probabilities of the prompt: {type(error).__name__}: {error}")
+        scores, failure = [], InternalError(f"the prompt has no log probabilities: {type(error).__name__}: {error}")
         failure.__cause__ = error
     return StepOutput(sampled.token_ids, logprobs, candidates, scores, sampled.failures, failure, pooled)
 

@@ -24,7 +24,7 @@ class ScheduledOutput:
 
 
 def read_output(output: StepOutput, batch: StepBatch, schedule: Sequence[ScheduledTokens]) -> list[ScheduledOutput]:
-    """Return the output of each. Raises InternalError if the output does not have the entries the batch requires."""
+    """Return the output of each ScheduledTokens. Raises InternalError for other entries than the batch requires."""
     _check_counts(output, batch)
     failures, scores, pooled = dict(output.failures), iter(output.scores), iter(output.pooled)
     parts, row = [], 0

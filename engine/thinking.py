@@ -24,7 +24,7 @@ class ThinkingMatcher:
         self._rule, self._grammar = rule, grammar
         self._num_tokens = rule.num_before if rule.is_open else None  # of the thinking; None outside
         self._may_begin = not rule.is_open or grammar is None
-        self._has_start = False  # among the outputs of this thinking: its first start token is not counted
+        self._has_start = False  # whether the outputs contain this thinking's start token, which is not counted
 
     @property
     def finished(self) -> bool:
@@ -69,7 +69,9 @@ class ThinkingMatcher:
         """Advance by the outputs of a resumed sequence. Raises InvalidGrammar if one is not allowed."""
         for index, token_id in enumerate(token_ids):
             if not self.advance(token_id):
-                raise InvalidGrammar(f"output token {index} is {token_id}, which its grammar or budget does not allow")
+                raise InvalidGrammar(
+                    f"output token {index} is {token_id}, which the grammar or the thinking budget does not allow"
+                )
 
     def fill(self, row: "Bits") -> None:
         """Write the allowed ids into `row`. Raises InvalidGrammar at a limit or a dead end of the grammar."""

@@ -353,7 +353,7 @@ def _pool_tensor(memory: Memory, index: int) -> torch.Tensor:
     count = shape[0] * shape[1] * shape[2]
     dtype = getattr(torch, spec.dtype)
     start, tensor = layout.offsets[index], getattr(memory, "tensor", None)
-    if tensor is None:  # torch.frombuffer would not keep the memory: a step after its close would crash
+    if tensor is None:  # torch.frombuffer would not keep the memory: a step after `close` would crash
         tensor = torch.from_numpy(np.frombuffer(memory.buffer, np.uint8))
     pool: torch.Tensor = tensor
     return pool[start : start + count * dtype.itemsize].view(dtype).view(shape)

@@ -70,8 +70,9 @@ def only_meanwhile(environ: MutableMapping[str, str] = os.environ) -> Iterator[N
 def loading() -> Iterator[None]:
     """Collect only young garbage in this block: objects from imports and checkpoints nearly all stay alive.
 
-    In our own processes they are then frozen (`gc.freeze`), so that no later collection walks them during a step. Not
-    while an `only_meanwhile` is active: that process may drop the model, and frozen objects are never collected.
+    In our own processes they are then frozen (`gc.freeze`), so that no later collection walks them during a step. They
+    are not frozen while an `only_meanwhile` is active: that process may drop the model, and frozen objects are never
+    collected.
     """
     if _kept and "torch" in sys.modules:
         gc.collect()  # frees a previous model before this one is loaded

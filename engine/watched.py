@@ -146,7 +146,7 @@ class _WatchedStep:
 def guard_of(device: Device, on_lost: OnLost, step_s: float) -> Guard:
     """Return the guard for work on this device; it does nothing for a device that cannot be lost alone.
 
-    `step_s` is the time limit of a step: the device is not lost before it has passed for all queued steps.
+    `step_s` is the time limit of a step: the device counts as lost only after that time for each queued step.
     """
     return nullcontext if device.traits.pools_on_host else DeviceWatch(device, on_lost, queued_s(step_s)).guard
 

@@ -19,7 +19,7 @@ def spans_within(spans: Sequence[Span], start: int, count: int) -> tuple[Span, .
 
 
 def whole_count(spans: Sequence[Span], start: int, count: int) -> int:
-    """Return how many tokens from `start` on a chunk of at most `count` has, so that it ends inside no image.
+    """Return the length of the longest chunk from `start` on that has at most `count` tokens and ends inside no image.
 
     A chunk that ends inside the image at its beginning becomes longer instead: a limit must not block an image.
     """

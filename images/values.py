@@ -9,7 +9,7 @@ _IS_NEXT = bytes(byte >> 7 for byte in range(256))
 
 
 def is_finite(values: bytes, dtype: str) -> bool:
-    """Return whether none of the little-endian values is NaN or infinite: such a value has an exponent of ones."""
+    """Return whether none of the little-endian values is NaN or infinite: all bits of such a value's exponent are 1."""
     width, ones = ITEM_BYTES[dtype], _HIGH_ONES[dtype]
     high = values[width - 1 :: width].translate(bytes(byte & ones == ones for byte in range(256)))
     if dtype == "float16":

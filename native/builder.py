@@ -6,9 +6,8 @@
     build_library    builds in this process if needed
 
 Instructions beyond the platform's baseline are selected at run time. Without a compiler, a library built earlier from
-the same sources is used. With PDSERVE_NATIVE=off, no compiler or a failed build there is no library, and callers do the
-work in Python. A library built in the background is used from the next start: within one run the arithmetic does not
-change.
+the same sources is used. If there is none, if a build failed, or with PDSERVE_NATIVE=off, callers do the work in
+Python. A library built in the background is used from the next start: within one run the arithmetic does not change.
 """
 
 import json
@@ -36,7 +35,7 @@ from native.jobs import Limits
 from native.recipe import Recipe
 
 VARIABLE = "PDSERVE_NATIVE"
-BUILD_TIMEOUT_S = 600.0  # 18 s of CPU time on one core; a busy machine may give a thirtieth of one
+BUILD_TIMEOUT_S = 600.0  # 18 s of CPU time on one core; a busy machine may give only a thirtieth of a core
 T = TypeVar("T")
 
 _log = logging.getLogger("pdserve.native")
@@ -126,7 +125,8 @@ class _Place(Generic[T]):
                 return self.recipe.open(self.path)
         except NoNative:
             if self.compiler is None or not exists_and_is_own(self.folder):
-                raise  # else only the file is bad: it is rebuilt
+                raise
+            # Only the file is bad: the caller rebuilds it.
         if self.compiler is None:
             raise NoNative("there is no C compiler (CC, cc, gcc, clang)")
         return None
@@ -178,7 +178,7 @@ def _find(place: _Place[T], environ: Mapping[str, str]) -> Found[T]:
         return Found(library)
     failed = place.why_failed()
     if failed is not None:
-        raise NoNative(f"the build failed before, `python -m native.build` tries again: {failed}")
+        raise NoNative(f"the build failed before (`python -m native.build` tries again): {failed}")
     try:
         lock = try_lock(place.folder, place.recipe.name)
         return _start(place, environ, lock) if lock is not None else Found(None, "another process is building it", True)

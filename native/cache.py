@@ -42,7 +42,7 @@ def library_folder(environ: Mapping[str, str]) -> Path:
 
 
 def exists_and_is_own(path: Path) -> bool:
-    """Return whether `path` exists. Raises NoNative if another user owns it or may write it."""
+    """Return whether `path` exists. Raises NoNative if another user owns it or may write to it."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def exists_and_is_own(path: Path) -> bool:
 def building(folder: Path, name: str, deadline: float) -> Iterator[None]:
     """Make the folder and hold the lock of library `name`, so that only one of many processes builds it.
 
-    Raises NoNative, and OSError if the folder is not writable. `deadline` is of time.monotonic().
+    Raises NoNative, and OSError if the folder is not writable. `deadline` is a time of time.monotonic().
     """
     while (lock := try_lock(folder, name)) is None:
         if time.monotonic() > deadline:

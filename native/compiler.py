@@ -39,7 +39,7 @@ class Compiler:
     def build(self, parts: Parts, target: Path, *, environ: Mapping[str, str], limits: Limits) -> None:
         """Compile the sources, one process per core, and link them into `target`; other files go into its folder.
 
-        Raises BuildFailed, with the compiler's output, NoNative and BuildStopped as run_jobs does.
+        Raises BuildFailed, with the compiler's output; NoNative and BuildStopped as run_jobs does.
         """
         folder = target.parent
         # Its temporary files go beside the target: /tmp may be read-only where the cache is not.

@@ -51,7 +51,7 @@ class EngineLibrary:
         if wanted not in self.isas:
             raise ValueError(f"instructions {wanted} are not among {', '.join(self.isas)}")
         if not 1 <= count <= MAX_THREADS:
-            raise ValueError(f"{count} threads: must be from 1 to {MAX_THREADS}")
+            raise ValueError(f"the number of threads is {count}, but must be from 1 to {MAX_THREADS}")
         address = self.functions.threads_open(count, ISAS.index(wanted))
         if not address:
             raise OSError(f"the system could not create {count} threads")

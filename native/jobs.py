@@ -21,7 +21,7 @@ _OUTPUT_MAX = 300
 class Limits:
     """Deadline, cancellation and priority of commands.
 
-    `deadline` is of time.monotonic(). Commands are killed once `stop_fd` is readable or at EOF. `nice` is their
+    `deadline` is a time of time.monotonic(). Commands are killed once `stop_fd` is readable or at EOF. `nice` is their
     niceness.
     """
 
@@ -66,7 +66,7 @@ def _ready(selector: selectors.BaseSelector, running: "set[_Job]", limits: Limit
     found = selector.select(limits.left_s)
     if not found:
         late = ", ".join(sorted({job.program for job in running}))
-        raise NoNative(f"{late} did not end within its time")
+        raise NoNative(f"{late} did not end within its time limit")
     if any(key.data is None for key, _ in found):
         raise BuildStopped("the build was stopped")
     jobs: list[_Job] = [key.data for key, _ in found]
@@ -98,11 +98,11 @@ class _Job:
         return bool(data)
 
     def finish(self, limits: Limits) -> None:
-        """Wait for its exit; its output has ended. Raises BuildFailed, NoNative."""
+        """Wait for the exit of the command, whose output has ended. Raises BuildFailed, NoNative."""
         try:
             code = self._process.wait(limits.left_s)
         except subprocess.TimeoutExpired as error:
-            raise NoNative(f"{self.program} did not end within its time") from error
+            raise NoNative(f"{self.program} did not end within its time limit") from error
         self.output.close()
         if code != 0:
             output = " ".join(self._output.decode(errors="replace").split())

@@ -113,7 +113,7 @@ class Region:
     """Contiguous memory and its address, looked up once. It keeps the memory alive; there is nothing to close.
 
     The owner of the memory drops its regions before unmapping it. A thread that is still moving bytes has a reference
-    too, so the memory is freed when it is done.
+    too, so the memory is freed when that thread is done.
     """
 
     __slots__ = ("address", "num_bytes", "readonly", "view")

@@ -97,7 +97,7 @@ def _check_library(path: Path) -> Library:
     for num_bytes, known in _KNOWN_DIGESTS.items():
         runs = Runs([(0, num_bytes, 0, 1)] if num_bytes else [])
         if (digest := library.digest(RegionRuns(region, 0, runs))) != known:
-            raise NoNative(f"{path}: the digest of {num_bytes} bytes is {digest:#x}, it should be {known:#x}")
+            raise NoNative(f"{path}: the digest of {num_bytes} bytes is {digest:#x}, but should be {known:#x}")
     return library
 
 

@@ -26,7 +26,7 @@ def shared_bytes(num_ranks: int, slot_bytes: int) -> int:
 
 
 def lines_bytes(num_ranks: int) -> int:
-    """Return the bytes of the counters at its start: one per rank, and the abort flag."""
+    """Return the size of the start of that memory: a counter per rank, and the abort flag."""
     return -(-(num_ranks + 1) * LINE_BYTES // _PAGE_BYTES) * _PAGE_BYTES
 
 

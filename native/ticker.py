@@ -1,4 +1,4 @@
-"""Measure how long the machine kept this process from running (ticker.c): liveness and progress limits exclude it.
+"""Measure how long the machine kept this process from running (ticker.c): no liveness or progress limit counts it.
 
     silence = time passed - time starved of the observing process: a starved observer blames no peer
 

@@ -1,4 +1,4 @@
-"""Compare a replacement module (device ops) with the original on random rows, with a plain sum as attention."""
+"""Compare a replacement module (device ops) with the original on random rows, with a plain sum as the attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ Form = tuple[bool, ...] | None
 class ModuleDifference:
     """How a replacement differs from the original.
 
-    `message` is empty if they cannot be compared, because the original's inputs are unknown. `is_failure`: the
-    replacement raised, and would raise again.
+    `message` is empty if they cannot be compared, because the original's inputs are unknown or it fails on random rows.
+    `is_failure`: the replacement raised, and would raise again.
     """
 
     message: str
@@ -34,7 +34,7 @@ class ModuleDifference:
 
 
 class PartCheck:
-    """Runs modules of `network` on random rows, with its own attention handler.
+    """Runs modules of `network` on random rows, with SumAttention as the network's attention handler.
 
     `shared` has the ids of parameters with several names. The network runs once to record the inputs of its layers,
     such as the angles of its attentions, and whether norms are applied per head.
@@ -52,7 +52,7 @@ class PartCheck:
 
     @torch.inference_mode()
     def differs(self, module: nn.Module, part: Callable[..., Any]) -> ModuleDifference | None:
-        """Return how `part` differs from `module`, None where it does not."""
+        """Return how `part` differs from `module`, or None if it does not."""
         inputs = self._inputs(module)
         if inputs is None:
             return ModuleDifference("")
@@ -93,7 +93,7 @@ class PartCheck:
 
     @torch.inference_mode()
     def options_of(self, module: nn.Module) -> AttentionOptions | None:
-        """Return the options that an attention module passes; None where it cannot be run."""
+        """Return the options that an attention module passes, or None if the module cannot be run."""
         inputs = self._inputs(module)
         if inputs is None:
             return None
@@ -104,7 +104,7 @@ class PartCheck:
         return calls[0] if len(calls) == 1 else None
 
     def angles_of(self, module: nn.Module) -> Angles | None:
-        """Return the rotary angles that an attention module receives; None if none, or if they have another form."""
+        """Return the rotary angles that an attention module receives, or None if it receives no such pair."""
         given = self._given.get(module, {}).get("position_embeddings")
         is_pair = isinstance(given, tuple) and len(given) == 2 and all(torch.is_tensor(one) for one in given)
         return given if is_pair else None
@@ -116,7 +116,7 @@ class PartCheck:
         return float((self._logits() - before).norm() / before.norm()) <= TOLERANCE[self.dtype]
 
     def drift_from(self, before: torch.Tensor) -> float:
-        """Return how far a token's logits are from those `before`, relative to their norm; NaN where one is NaN.
+        """Return how far a token's logits are from those `before`, relative to their norm; NaN if any of them is NaN.
 
         The result is the median over the tokens, each compared separately: rounding may route a few to other experts.
         """
@@ -130,9 +130,9 @@ class PartCheck:
         return dtype
 
     def _watch(self) -> torch.Tensor | None:
-        """Run the network, record the inputs of its layers, attentions and norms, and return its logits if finite.
+        """Run the network, record the inputs of its layers, attentions and norms, and return its logits.
 
-        Returns None, and records nothing, where it cannot run.
+        Returns None if the network fails, has no attention, or its logits are not all finite.
         """
 
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ class PartCheck:
         hooks += [module.register_forward_pre_hook(note_rows) for module in norms]
         try:
             made = self._logits() if modules else None
-        except Exception as error:  # noqa: BLE001 - a model's code may raise anything; serving it reports the error
+        except Exception as error:  # noqa: BLE001 - a model's code may raise anything; serving the model reports it
             _log.warning("module_check_failed", network=type(self._network).__name__, error=str(error))
             return None
         finally:
@@ -178,7 +178,7 @@ class PartCheck:
         return output.float(), form, self._attention.calls
 
     def _inputs(self, module: nn.Module) -> dict[str, Any] | None:
-        """Return the inputs of `module`: rows, and the other recorded ones; None where these are unknown."""
+        """Return random rows and the other recorded inputs of `module`, or None if its inputs are unknown."""
         numbers, weight = torch.Generator().manual_seed(0), self._network.get_input_embeddings().weight
         if _attends(module) and module not in self._given:
             return None
@@ -219,7 +219,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _describe_form(form: Form) -> str:
-    return "only its rows" if form is None else f"a tuple of {len(form)}, {sum(form)} of them not None"
+    return "only its rows" if form is None else f"a tuple of length {len(form)} with {sum(form)} not None"
 
 
 def _width(module: Any) -> int:

@@ -2,7 +2,7 @@
 
 transformers selects how experts run from its experts interface; we register an implementation for a library's op. Rows
 are sorted by expert, multiplied in groups, and put back in order. Each layer is compared with running one expert at a
-time; if any differs, all layers run one expert at a time.
+time; if any layer differs, all keep transformers' implementation, or run one expert at a time if that cannot run here.
 """
 
 import functools
@@ -39,7 +39,7 @@ class GroupedOps(Protocol):
         ...
 
     def multiply(self, rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """Return [rows, outputs] of rows [rows, inputs], sorted by expert, each times its expert's weight.
+        """Multiply each row by its expert's weight: rows [rows, inputs], sorted by expert, give [rows, outputs].
 
         weight: [num_experts, inputs, outputs], which may be a transposed view; ends: [num_experts] int64, where each
         expert's rows end.
@@ -48,7 +48,7 @@ class GroupedOps(Protocol):
 
 
 def use_grouped_experts(network: Any, ops: GroupedOps) -> tuple[str, ...]:
-    """Let the experts of `network` run in groups; return a line for the log, none without experts."""
+    """Let the experts of `network` run in groups; return a line for the log, or nothing if there are no experts."""
     layers = [*_layers(network)]
     if not layers:
         return ()
@@ -61,7 +61,7 @@ def use_grouped_experts(network: Any, ops: GroupedOps) -> tuple[str, ...]:
         network.set_experts_implementation(ops.implementation)
         why = next((why for why in map(_find_difference, layers, expected) if why), None)
     if why is None:
-        return (f"by {ops.name}: the experts of {len(layers)} layers",)
+        return (f"by {ops.name}: the experts of {len(layers)} layer{'s' * (len(layers) != 1)}",)
     network.set_experts_implementation(before)
     if not _can_run(layers[0]):
         network.set_experts_implementation(_PLAIN)
@@ -102,7 +102,7 @@ def _layers(network: Any) -> Iterator[nn.Module]:
 
 
 def is_layer_of_experts(module: Any) -> bool:
-    """Return whether a module is a layer's experts and uses the experts interface, with floats as its weights."""
+    """Return whether a module is a layer's experts and uses the experts interface, and its weights are floats."""
     marks = ("_apply_gate", "has_gate", "is_transposed", "num_experts", "down_proj")
     return all(hasattr(module, mark) for mark in marks) and isinstance(module.down_proj, torch.Tensor)
 

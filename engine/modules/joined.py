@@ -20,7 +20,7 @@ class JoinedLinear:
 
     @classmethod
     def of(cls, modules: Sequence[object], shared: frozenset[int] = frozenset()) -> "JoinedLinear | None":
-        """Return the product of `modules`, None if one of them is not plain or they cannot be joined.
+        """Return `modules` joined, or None if one of them is not plain or they cannot be joined.
 
         `shared` has the ids of tensors with several names: these are not joined.
         """

@@ -6,8 +6,8 @@ gated MLP       | gate_proj, up_proj, down_proj, an activation | one product for
 attention       | q_proj to o_proj, angles among its inputs    | one product for q, k and v, one op for the angles
 decoder layer   | its norms are replaced                       | one op for a sum and its norm
 
-`of` yields the parts that a module may be, likeliest first; a comparison (check.py) decides. `free_originals` is called
-once a part is kept.
+`of` yields the parts that may compute a module, likeliest first; a comparison (check.py) decides. `free_originals` is
+called once a part is kept.
 """
 
 from collections.abc import Iterator
@@ -142,7 +142,7 @@ class AddedLayer:
 
     @classmethod
     def of(cls, module: nn.Module, ops: ModuleOps, check: PartCheck) -> Iterator["AddedLayer"]:
-        """Yield the part if its norms are replaced: around attention and MLP, or before them."""
+        """Yield the part if the layer's norms are replaced: before and after attention and MLP, or only before."""
         if not all(isinstance(getattr(module, name, None), nn.Module) for name in ("self_attn", "mlp")):
             return
         for kind in (SandwichLayer, AddedLayer):

@@ -3,7 +3,8 @@
 Inner parts are replaced first. Each is compared with the original on random rows (check.py); the first library whose
 part is equal is used: the part becomes the `forward` of the module, which keeps its name, its attributes and its
 parent. A library that raises for a kind of part is not tried for that kind again. At the end the logits of the whole
-network are compared with the original ones: while they differ, kinds are put back, outer ones first.
+network are compared with the original ones: while they differ, the original parts are restored kind by kind, outer
+kinds first.
 """
 
 from collections import Counter
@@ -20,8 +21,8 @@ from engine.modules.trial import network_tolerance
 from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
-STAYED = "as they were, because they differ"
-"""Part of the log line where an op differs from the original."""
+STAYED = "not replaced"
+"""Part of the log line if an op fails or differs from the original."""
 
 Maker = Callable[[nn.Module, ModuleOps, PartCheck], Iterator[Any]]
 PARTS: dict[str, Maker] = {

@@ -71,7 +71,8 @@ def rotate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return query and key, [1, num_tokens, heads, head_dim], rotated by angles [1, num_tokens, head_dim].
 
-    The fused op writes into its inputs and supports two head sizes; the other takes one tensor of any even size.
+    The fused op writes into its inputs and supports only two head sizes; the other op takes one tensor and any even
+    head size.
     """
     cos, sin = (table.to(query.dtype).unsqueeze(2) for table in (cos, sin))
     if query.shape[-1] in _FUSED_ROTARY_DIMS:

@@ -26,7 +26,7 @@ def read_activation(config: Any) -> Activation:
 
 
 def _module_name(config: Any) -> str:
-    """Return the class of torch.nn that sentence-transformers wrote for cross-encoders, empty for none."""
+    """Return the name of the torch.nn class in sentence-transformers' settings of a cross-encoder; empty if none."""
     settings = getattr(config, "sentence_transformers", None)
     named = settings.get("activation_fn") if isinstance(settings, dict) else None
     return str(named or getattr(config, "sbert_ce_default_activation_function", None) or "").rpartition(".")[2]

@@ -155,7 +155,7 @@ def _load(path: Path, config: Any, auto: Any, dtype: str) -> Any:
         raise ConfigError(f"{path}: its weights cannot be loaded: {error}") from error
     missing = sorted(str(key) for key in report["missing_keys"] if not str(key).startswith("pooler."))
     if missing:
-        raise ConfigError(f"{path}: {len(missing)} keys are missing, the first is {missing[0]}")
+        raise ConfigError(f"{path}: missing keys ({len(missing)}), the first is {missing[0]}")
     return network.eval()
 
 

@@ -13,7 +13,7 @@ _STRIP_ELEMENTS = 1 << 18  # 1 MiB of float32, which stays in a core's cache
 def dequantise(grouped: Grouped, dtype: torch.dtype) -> torch.Tensor:
     """Return the weight [num_rows, num_columns] in `dtype`, on the device of its codes.
 
-    Codes of at most 8 bits times a scale of float16 or bfloat16 are exact in float32, so `dtype` rounds once.
+    Codes of at most 8 bits times a scale of float16 or bfloat16 are exact in float32, so only `dtype` rounds.
     """
     num_rows, num_columns = grouped.codes.shape
     result = torch.empty(num_rows, num_columns, dtype=dtype, device=grouped.codes.device)

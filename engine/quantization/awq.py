@@ -24,7 +24,7 @@ _NIBBLE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True)
 class AwqLayout:
-    """The AWQ settings of config.json; a group size of -1 is one group."""
+    """The AWQ settings of config.json; a group size of -1 means one group."""
 
     group_size: int
     name: str = "AWQ 4-bit"
@@ -68,14 +68,14 @@ class AwqModule:
     group_size: int
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read the words of those outputs, and the groups of the inputs."""
+        """Read the codes of outputs `rows` and inputs `columns`, and the scales and zeros of their groups."""
         span = range(columns.start // self.group_size, -(-columns.stop // self.group_size))
         groups = EvenGroups(self.group_size, columns.start % self.group_size)
         scales = read_region(self.stored, f"{self.name}.scales", span, rows).t()
         return Grouped(self._codes("qweight", columns, rows), scales, self._codes("qzeros", span, rows), groups)
 
     def _codes(self, tensor: str, first: range, outputs: range) -> torch.Tensor:
-        """Return [outputs, first] uint8 of a tensor that is packed along outputs."""
+        """Return uint8 [outputs, first]: those rows `first` and `outputs` of a tensor that is packed along outputs."""
         words, inside = covering(outputs, BITS)
         packed = read_region(self.stored, f"{self.name}.{tensor}", first, words).t().contiguous()
         codes = torch.stack([(packed >> BITS * nibble).to(torch.uint8) & 15 for nibble in _NIBBLE_OF_OUTPUT], dim=1)

@@ -28,7 +28,7 @@ def covering(fields: range, bits: int) -> tuple[range, range]:
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the fields of the last dimension: int32 [..., num_words] -> uint8 [..., num_words * 32 / bits]."""
-    if _BYTE_BITS % bits == 0:  # fields do not cross bytes; shifting bytes reads a quarter of the memory
+    if _BYTE_BITS % bits == 0:  # fields do not cross bytes; shifting bytes reads less memory than shifting words
         octets = words.reshape(-1).view(torch.uint8).reshape(*words.shape[:-1], -1)
         mask = (1 << bits) - 1
         return torch.stack([(octets >> shift) & mask for shift in range(0, _BYTE_BITS, bits)], dim=-1).flatten(-2)
@@ -38,7 +38,7 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _field(periods: torch.Tensor, start: int, bits: int) -> torch.Tensor:
-    """Return bits [start, start + bits) of each period; the shift of a negative word is arithmetic, so it is masked."""
+    """Return bits [start, start + bits) of each period, masked: the shift of a negative word is arithmetic."""
     word, offset = divmod(start, WORD_BITS)
     low = min(bits, WORD_BITS - offset)
     value = (periods[..., word] >> offset) & ((1 << low) - 1)

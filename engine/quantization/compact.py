@@ -54,8 +54,8 @@ class CompactWeights:
     def widened(self, chosen: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return [num_chosen, outputs, inputs] in `dtype`; `chosen` is int64 [num_chosen], on the device of the codes.
 
-        Codes and their differences from zeros have at most 8 bits, which every dtype represents; the product with the
-        scale is rounded once, as in `dequantise`.
+        Every dtype represents codes and their differences from zeros exactly: they have at most 8 bits. The product
+        with the scale is rounded once, as in `dequantise`.
         """
         codes = _pick(self.codes, chosen)
         if self.pairs is None:
@@ -82,7 +82,7 @@ def compact_linear(weight: KeptWeight) -> CompactWeights:
 def compact_experts(
     weights: Iterable[KeptWeight | str], num_experts: int, device: torch.device, values: Sequence[int] | None = None
 ) -> CompactWeights | str:
-    """Return one weight of each expert, on `device`, to which each is moved as soon as it is read.
+    """Return one weight of each expert; each weight is moved to `device` as soon as it is read.
 
     `values` are the 16 values that codes may have, if not 0 to 15. Returns a reason instead if a weight cannot be kept,
     or if the weights are stored in different forms.
@@ -144,7 +144,7 @@ def grouped_of(weight: KeptWeight) -> Grouped:
 
 
 def _shared(scales: torch.Tensor, zeros: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return scales and zeros [num_weights, outputs, groups] with one row for each block of equal ones."""
+    """Return scales and zeros [num_weights, outputs, groups] with one row for each block of equal rows."""
     changes = torch.zeros(scales.shape[1] - 1, dtype=torch.bool, device=scales.device)
     for part in (scales, zeros):
         if part is not None:

@@ -37,9 +37,9 @@ def read_compressed(config: QuantizationConfig) -> CompressedLayout:
 
 
 def _rounded_type(inputs: Any) -> torch.dtype | None:
-    """Return the type of symmetric inputs of 8 bits with dynamic scales: one per token is at least as fine as required.
+    """Return the type of symmetric 8-bit inputs with dynamic scales, which are then rounded with one scale per token.
 
-    Returns None for others, and for inputs with several scales per token.
+    That is at least as fine as required: returns None for inputs with several scales per token, and for any others.
     """
     if not isinstance(inputs, dict) or inputs.get("dynamic") is not True or inputs.get("strategy") == "group":
         return None

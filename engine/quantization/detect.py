@@ -75,7 +75,7 @@ def _read_gptq(config: QuantizationConfig) -> Layout:
 
 
 def _changes_groups(dynamic: Any) -> bool:
-    """Return whether GPTQ's per-module rules change the group size; their widths are read from the tensors."""
+    """Return whether GPTQ's per-module rules change the group size; bit widths are read from the tensors instead."""
     rules = dynamic.values() if isinstance(dynamic, dict) else ()
     return any(isinstance(rule, dict) and "group_size" in rule for rule in rules)
 

@@ -18,7 +18,7 @@ _MARK = "weight_scale_inv"
 
 @dataclass(frozen=True, slots=True)
 class Fp8Layout:
-    """The fp8 settings of config.json; a block is (outputs, inputs); None is the whole weight."""
+    """The fp8 settings of config.json; `block` is (outputs, inputs), or None for the whole weight."""
 
     block: tuple[int, int] | None
     name: str = "fp8"

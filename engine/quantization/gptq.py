@@ -24,7 +24,7 @@ _MARK = ".qweight"
 
 @dataclass(frozen=True, slots=True)
 class GptqLayout:
-    """The GPTQ settings of config.json; with `bits` None each module may have another width."""
+    """The GPTQ settings of config.json; if `bits` is None, each module may have its own bit width."""
 
     bits: int | None
     group_size: int
@@ -38,7 +38,7 @@ class GptqLayout:
 
     @property
     def name(self) -> str:
-        """Return the method and its width."""
+        """Return the method and its bit width."""
         return f"GPTQ {self.bits or 'mixed'}-bit"
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
@@ -65,7 +65,7 @@ class GptqLayout:
         if not whole or shapes != expected or self.bits not in (None, bits):
             raise ConfigError(
                 f"{module}: qweight {shapes['qweight']}, qzeros {shapes['qzeros']} and scales {shapes['scales']} "
-                f"are not GPTQ's with {self.bits or 'any'} bits and group size {self.group_size}"
+                f"do not fit GPTQ with {self.bits or '2, 3, 4 or 8'} bits and group size {self.group_size}"
             )
         if ordered and part_shape(stored, f"{module}.g_idx") != (inputs,):
             raise ConfigError(f"{module}.g_idx has shape {stored.shape(f'{module}.g_idx')} for {inputs} inputs")
@@ -85,7 +85,7 @@ class GptqModule:
     ordered: bool
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read the words of the range, and the groups of its inputs."""
+        """Read the codes of outputs `rows` and inputs `columns`, and the scales and zeros of their groups."""
         words, inside = covering(columns, self.bits)
         packed = read_region(self.stored, f"{self.name}.qweight", words, rows).t().contiguous()
         codes = unpack(packed, self.bits)[:, inside.start : inside.stop]

@@ -56,7 +56,7 @@ class Grouped:
         weight[r, c] = (codes[r, c] - zeros[r, group of c]) * scales[r, group of c]
 
     `codes` are small integers or float8 [num_rows, num_columns]; `scales` and `zeros` [num_rows, num_groups], zeros
-    None where all are 0; `groups` maps columns to groups, int64 [num_columns] where they are mixed. Rows are outputs,
+    None where all are 0; `groups` maps columns to groups: as int64 [num_columns] with act order. Rows are outputs,
     columns inputs. `static`: the layer's own rounding of its inputs, None where it has none.
     """
 
@@ -85,7 +85,7 @@ class QuantisedModule(Protocol):
         ...
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read the range of those outputs and inputs; at most one of the two is partial."""
+        """Read the outputs `rows` and the inputs `columns`; at most one of the two ranges is partial."""
         ...
 
 
@@ -107,7 +107,7 @@ class Layout(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the method and its width, such as `AWQ 4-bit`."""
+        """Return the method and its bit width, such as `AWQ 4-bit`."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class Layout(Protocol):
 
     @property
     def rounded_inputs(self) -> torch.dtype | None:
-        """The type of those inputs where they are symmetric with dynamic scales: int8 or float8; None for others."""
+        """The type, int8 or float8, of quantised inputs that are symmetric with dynamic scales; None for any others."""
         ...
 
     @property

@@ -1,6 +1,6 @@
 """Linear layers that stay quantised on a device: the weight as codes and scales, and its kernel.
 
-module --read_cut--> Grouped --kept_weight--> KeptWeight --KeptFormat.pack--> Kernel, in a KeptLinear for nn.Linear
+module --read_cut--> Grouped --kept_weight--> KeptWeight --KeptFormat.pack--> Kernel (in a KeptLinear)
 
 A format is chosen by the device's traits (kept_table.py) and compared with the dequantised weight on random rows before
 use (kept_check.py).
@@ -23,8 +23,8 @@ class KeptWeight:
         weight[r, c] = (codes[r, c] - zeros[r, c // group_size]) * scales[r, c // group_size]
 
     `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of the scales'
-    shape, in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group,
-    and `order` is the input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
+    shape, in units of the codes, None where all are 0. With act order, columns are sorted by group, and `order` is the
+    input of each column (kept_cut.py, EvenColumns). `num_bits` is the width of integer codes.
     `rounded_inputs`: the type to which inputs are rounded token by token, None where they stay floats. `static`: the
     layer rounds its inputs with stored values instead, and its kernel adds the layer's bias too.
     """
@@ -106,7 +106,7 @@ class KeptFormat(Protocol):
 class KeptLinear(nn.Module):
     """A linear layer whose weight stays quantised; inference only. `order` sorts the inputs if the kernel's are sorted.
 
-    It has the bias and the hooks of `linear`, which sum over the ranks. The kernel's tensors are not parameters or
+    It has the bias of `linear`, and its hooks, which sum over the ranks. The kernel's tensors are not parameters or
     buffers, so nothing moves, casts or initialises them.
     """
 

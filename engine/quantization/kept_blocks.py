@@ -1,13 +1,13 @@
 """float8 weights with one scale per block of 128 x 128, as in DeepSeek and Qwen models.
 
-float8-blocks   by torch's scaled_mm, with inputs rounded to float8 and one scale per 128 neighbours of a token
+float8-blocks   by torch's scaled_mm, with inputs rounded to float8 and one scale per 128 neighbouring values of a token
 widened         without scaled_mm: a few rows of blocks at a time are widened to the rows' dtype
 
 scaled_mm's scales (_check_scaled_mm_sizes_v2 in torch/_meta_registrations.py; _scaled_block1x128_block128x128 in
 ATen/native/cuda/ScaledBlas.cpp, which runs on compute capability 9.x with cuBLASLt 12.9 and later):
 
     inputs    float32 [num_rows, inputs / 128], of strides (1, num_rows)
-    weight    float32 [inputs / 128 rounded up to fours, outputs / 128], of strides (1, its first size)
+    weight    float32 [inputs / 128 rounded up to a multiple of 4, outputs / 128], of strides (1, its first size)
 """
 
 from collections.abc import Callable

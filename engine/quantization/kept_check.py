@@ -1,8 +1,8 @@
 """Compare a layer that stays quantised (kept.py) with its dequantised weight, on the same random rows.
 
-Rows are standard normal, so an output of a weight row w has the deviation |w|, and its error the deviation of the
-format's rounding. The root mean square of the errors over the rows estimates the latter; with 32 rows, chance never
-makes the estimate twice as large.
+Rows are standard normal, so the output of a weight row w has the standard deviation |w|. The standard deviation of its
+error, which the format's rounding causes, is estimated by the root mean square of the errors over the rows; with 32
+rows, chance never makes the estimate twice as large.
 
 A layer with static inputs is compared with its own formula, in floats, on rows that fit its step.
 """
@@ -19,7 +19,7 @@ from engine.quantization.kept_static import reference_outputs
 
 _TOGETHER, _ALONE, _AGAIN = 24, 8, 8
 _SLACK = 2.0
-_STEPS = 25  # the deviation of static inputs: 5 times that is within int8
+_STEPS = 25  # the standard deviation of static inputs, in steps: 5 times that is within int8
 
 
 class KeptProduct(Protocol):
@@ -51,7 +51,7 @@ def disagreement(
     if bool((error <= allowed).all()):
         return None
     worst = int((error / allowed.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(nan=torch.inf).argmax())
-    return f"output {worst} is off by {float(error[worst]):.3g}, but its rounding explains {float(allowed[worst]):.3g}"
+    return f"output {worst} is off by {float(error[worst]):.3g}, but rounding explains only {float(allowed[worst]):.3g}"
 
 
 def _rows(

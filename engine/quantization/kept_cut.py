@@ -2,8 +2,8 @@
 
 cut              | read                                    | groups
 column (outputs) | each range of rows, concatenated        | as stored
-row (inputs)     | the range of columns                    | even: divided where a boundary of the cut divides one
-                 |                                         | mixed (act order): sorted, and padded where needed
+row (inputs)     | the range of columns                    | even: divided if a boundary of the cut is inside one
+                 |                                         | act order: inputs are sorted by group, and padded if needed
 
 With static inputs (interface.py, StaticInputs) each row has its own scale and bias; in a row cut only rank 0 adds the
 bias.

@@ -100,7 +100,7 @@ class ByCodes:
 
 @dataclass(frozen=True, slots=True)
 class WidenedKernel:
-    """Implements ExpertsKernel. At any time at most SCRATCH_BYTES of floats exist, or one expert."""
+    """Implements ExpertsKernel. At any time at most SCRATCH_BYTES of floats exist, or those of one expert."""
 
     weights: CompactWeights
 
@@ -158,7 +158,7 @@ class WidenedExperts:
         """See ExpertsFormat. The rule is that of transformers' and torch's checks of grouped_mm's strides."""
         odd = [size for size in weights.shape[1:] if size * dtype.itemsize % _STEP_BYTES]
         if odd:
-            return f"experts of {odd[0]} columns: grouped_mm requires rows of whole {_STEP_BYTES} bytes"
+            return f"experts of {odd[0]} columns: grouped_mm requires rows in multiples of {_STEP_BYTES} bytes"
         return None
 
     def pack(self, weights: CompactWeights, dtype: torch.dtype) -> ExpertsKernel:

@@ -146,7 +146,7 @@ def _stored(layer: Any, name: str, source: TensorSource | None, modules: StoredM
     parameter = getattr(layer, name)
     if source is None:
         return None
-    if not source.stacked:  # one tensor for all
+    if not source.stacked:  # one tensor for all experts
         experts = modules.experts(source.columns[0][0])
         if not layer.is_transposed or len(source.columns) > 1 or len(experts) != len(parameter):
             return None
@@ -205,7 +205,7 @@ class _OneExpert:
     in_features: int
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return [num_rows, outputs]; many rows (kept_check.py) are repeated until they are more than the experts."""
+        """Return [num_rows, outputs]; many rows (kept_check.py) are repeated until there are more than experts."""
         times = 1 if len(rows) < _MANY else self.num_experts // len(rows) + 1
         ends = torch.full((self.num_experts,), times * len(rows), dtype=torch.int64, device=rows.device)
         ends[: self.number] = 0
@@ -219,7 +219,7 @@ _MANY = 64
 def _cuts_of_parts(
     cut: DimensionRanges | None, dim: int, shapes: Sequence[tuple[int, int]]
 ) -> Iterator[DimensionRanges | None]:  # fmt: skip
-    """Yield the cut of each part of an expert's weight for a cut of the parameter, whose first dimension is experts."""
+    """Yield the cut of each part of an expert's weight; `cut` is of the parameter, whose first dimension is experts."""
     first = 0
     for shape in shapes:
         if cut is None or cut.dim != dim or len(shapes) == 1:

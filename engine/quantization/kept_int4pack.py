@@ -1,6 +1,6 @@
-"""4-bit weights in groups by torch's int4pack kernel, which converts codes to the dtype as it multiplies.
+"""4-bit weights in groups by torch's int4pack kernel, which converts codes to its float dtype as it multiplies.
 
-codes [outputs, inputs] -> packed in the kernel's order    scales_and_zeros [groups, outputs, 2], in the dtype
+codes [outputs, inputs] -> packed in the kernel's order    scales_and_zeros [groups, outputs, 2], in that dtype
 weight = (code - 8) * scale + zero, so that zero = (8 - the layout's zero) * scale
 """
 
@@ -27,7 +27,7 @@ class Int4Ops:
 
     `arrange` converts codes (uint8, below 16) to the input of `pack`, which also needs the number of inner tiles;
     `unpack` converts packed outputs back to codes [outputs, inputs], where the order is known. `dtypes` maps the dtype
-    of rows to that of the product; outputs must be multiples of `outputs`, inputs of `inputs`.
+    of rows to that of the product. A weight's outputs must be a multiple of `outputs`, its inputs one of `inputs`.
     """
 
     arrange: Callable[[torch.Tensor], torch.Tensor]
@@ -140,8 +140,9 @@ class Int4Format:
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         """See KeptFormat.
 
-        Scale, zero and their sum are rounded, each by at most u of its size: u (|code - 8| + |8 - zero|) scale, which
-        is at most 16 u scale, and u |weight|. Rows of another dtype are rounded to the kernel's: u |weight| again.
+        Scale, zero and their sum are rounded, each by at most u (the unit roundoff) times its size. For scale and zero
+        that is u (|code - 8| + |8 - zero|) scale, at most 16 u scale; for the sum, u |weight|. Rows of another dtype
+        are rounded to the kernel's: u |weight| again.
         """
         inner = self.ops.dtypes[rows.dtype]
         unit = torch.finfo(inner).eps / 2

@@ -85,7 +85,7 @@ class AntiquantFormat:
         return AntiquantKernel(packed, scales, offsets, 0 if len(scales) == 1 else weight.group_size)
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See KeptFormat. The scale and its product are rounded, each by at most u of its size; the sum is exact."""
+        """See KeptFormat. The scale and its product are rounded by at most one unit roundoff; the sum is exact."""
         return norms * torch.finfo(rows.dtype).eps
 
 

@@ -1,4 +1,4 @@
-"""Codes with one scale per output, times inputs rounded to the codes' type token by token, by the device's op.
+"""Multiply codes with one scale per output, by the device's op, by inputs rounded token by token to the codes' type.
 
 codes                | largest | sum of a product
 int8 (W8A8)          | 127     | exact, in int32
@@ -23,7 +23,7 @@ class RoundedOp:
     """A device's multiplication of codes and inputs of type `codes`.
 
     `multiply` returns [num_rows, outputs] of rows [num_rows, inputs], codes and scales, in the rows' dtype. `lay_out`
-    arranges codes [outputs, inputs] for it. `beyond` describes an unsupported shape or dtype, None if supported.
+    arranges codes [outputs, inputs] for `multiply`. `beyond` describes an unsupported shape or dtype, if any.
     """
 
     codes: torch.dtype
@@ -112,7 +112,7 @@ def _float8(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> to
 
 
 def in_multiples_of(size: int, codes: torch.dtype) -> Callable[[KeptWeight, torch.dtype], str | None]:
-    """Return a check for a multiplication of codes that supports sizes in multiples."""
+    """Return a check for a multiplication of codes that supports only multiples of `size`."""
 
     def beyond(weight: KeptWeight, dtype: torch.dtype) -> str | None:
         outputs, inputs = weight.shape

@@ -1,6 +1,6 @@
 """W8A8 with static inputs (interface.py, StaticInputs): integer sums, scaled at the end, as vLLM Ascend computes them.
 
-rounded = input * per_step + zero               float32, then to the nearest, ties to even, from -128 to 127
+rounded = input * per_step + zero               float32, then to the nearest integer, ties to even, from -128 to 127
 output  = (rounded . codes + bias) * scale      int32 sums, a float32 product, rounded to the dtype of the rows
 
 per_step = 1 / step, where both are rounded to the dtype of the rows. In float16 an NPU multiplies by the upper 19 bits
@@ -31,9 +31,8 @@ class StaticOp:
     """A device's functions for static inputs.
 
     `round` takes rows, per_step [1] and zero [1], all in the rows' dtype, and returns int8; `multiply` takes rounded
-    rows, codes, scales, bias and the dtype of the outputs. `lay_out` arranges codes [outputs, inputs] for it, and
-    `lay_out_scales` the scales for outputs in a dtype. `beyond` describes an unsupported shape or dtype, None if
-    supported.
+    rows, codes, scales, bias and the dtype of the outputs. For `multiply`, `lay_out` arranges codes [outputs, inputs],
+    and `lay_out_scales` the scales for outputs in a dtype. `beyond` describes an unsupported shape or dtype, if any.
     """
 
     round: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -97,7 +96,7 @@ class StaticFormat:
         )  # fmt: skip
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See KeptFormat. The expected outputs are rounded too, but a device may round half a step the other way."""
+        """See KeptFormat. The expected outputs are rounded too, but a device may round near-ties the other way."""
         of_scales = torch.finfo(torch.float16).eps if rows.dtype == torch.float16 else 0.0
         half_a_step: torch.Tensor = weight.codes.float().norm(dim=1) * _static(weight).scales / 2
         return half_a_step + norms * of_scales

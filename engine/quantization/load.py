@@ -85,7 +85,8 @@ def _rounding(layout: Layout, keeper: Keeper) -> str:
     if len(used) == 1 and keeper.num_rounded == keeper.kept:
         return f"; inputs are {used[0]}"
     counts = [count for count in ways.values() if count]
-    return "; " + ", ".join(f"inputs of {count} layers are {way}" for count, way in zip(counts, used, strict=True))
+    numbered = (f"{count} layer{'s' * (count != 1)}" for count in counts)
+    return "; " + ", ".join(f"inputs of {layers} are {way}" for layers, way in zip(numbered, used, strict=True))
 
 
 def kept_count(plain: PlainWeights, dtype: str, keeper: Keeper | None) -> str:
@@ -104,7 +105,7 @@ def _others(weights: DequantisingWeights, keeper: Keeper, dtype: str) -> str:
 
 
 def _dequantised(weights: DequantisingWeights, keeper: Keeper) -> list[tuple[str, int]]:
-    """Return the reasons why tensors were dequantised, and how many, most frequent first."""
+    """Return each reason why tensors were dequantised, with their number; the most frequent reason first."""
     reasons = keeper.reasons.copy()
     reasons["they are not linear layers of the network"] = weights.num_quantised - keeper.kept - reasons.total()
     return [(why, count) for why, count in reasons.most_common() if count]

@@ -3,15 +3,15 @@
     W8A8, W8A8S           weight int8 [outputs, inputs]; deq_scale [outputs], float32 or its bits as int64;
                           input_scale and input_offset [1]; quant_bias int32 [outputs]. W8A8S: many weights are 0
     W8A8_DYNAMIC, W8A16   weight int8; weight_scale and weight_offset [outputs, 1] or [outputs, groups]
-    W8A8_MIX              has both, for inputs rounded as in W8A8 or in W8A8_DYNAMIC; here the latter is used
-    W4A8_DYNAMIC          the same with weights int8 [outputs / 2, inputs] (scaled.py), older ones [outputs, inputs];
-                          scale_bias, which only one kernel needs
-    W8A8FP8_DYNAMIC       the same with weights in float8; ModelSlim's name for it is WFP8AFP8_DYNAMIC
+    W8A8_MIX              the tensors of W8A8 and of W8A8_DYNAMIC; only the latter are used here
+    W4A8_DYNAMIC          as W8A8_DYNAMIC, but weights int8 [outputs / 2, inputs] (scaled.py), older ones [outputs,
+                          inputs]; also scale_bias, which only one kernel needs
+    W8A8FP8_DYNAMIC       as W8A8_DYNAMIC, but weights in float8; ModelSlim's name for it is WFP8AFP8_DYNAMIC
 
 W8A8 is made for inputs x_q = round(x / input_scale + input_offset), and outputs (x_q . weight + quant_bias) * deq_scale
 with quant_bias = round(bias / deq_scale) - input_offset * (sum of the weight's row). A layer that stays quantised
 computes that (kept_static.py). Dequantised, the weight is codes * deq_scale / input_scale, and the bias is the stored
-one or, if there is none, with `derives_biases` the one contained in quant_bias.
+one or, if there is none and `derives_biases` is set, the one contained in quant_bias.
 
 Sources:
     github.com/Ascend/msmodelslim/msmodelslim/core/quant_service/modelslim_v1/save/ascendv1.py
@@ -61,7 +61,7 @@ _REASONS = {
     "fa_quant_type": "attention computes in floats",
     "C8": "the KV cache has the dtype of the model",
 }
-"""Why a scheme is refused, by a part of its name; the first counts."""
+"""Why a scheme is refused, by a part of its name; the first part found counts."""
 _REFUSED_KEYS = ("kv_cache_type", "kv_quant_type", "fa_quant_type", "indexer_quant_type", "reduce_quant_type")
 _TENSORS_REFUSED = ("mul_scale", "weight_scale_second")
 _KV_SCALES = (".kv_cache_scale", ".kv_cache_offset")  # older files give them the scheme of their layer

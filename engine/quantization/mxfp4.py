@@ -3,8 +3,8 @@
     gate_up_proj_blocks [experts, outputs, groups, 16] uint8   gate_up_proj_scales [experts, outputs, groups] uint8
     down_proj_blocks, down_proj_scales                         likewise
 
-A byte's low nibble comes first: sign, two bits of exponent, one of mantissa; a scale s is 2^(s - 127). The network's
-tensors are transposed: gate_up_proj and down_proj [experts, inputs, outputs].
+A byte's low nibble comes first. A nibble is a sign, two bits of exponent and one of mantissa; a scale s means
+2^(s - 127). The network's tensors are transposed: gate_up_proj and down_proj [experts, inputs, outputs].
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Experts:
     shape: tuple[int, int, int]
 
     def dequantise(self, part: TensorSlice | None, dtype: torch.dtype) -> torch.Tensor:
-        """Return [experts, inputs, outputs] or a range of one of them; a range of inputs reads whole groups."""
+        """Return [experts, inputs, outputs], or a range of one dimension; a range of inputs reads whole groups."""
         blocks, scales, inside = self._read(part)
         made = torch.empty(len(blocks), len(inside), blocks.shape[1], dtype=dtype)
         for expert, block in enumerate(blocks):
@@ -83,7 +83,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """Implements QuantisedModule: one of the weights in one tensor."""
+    """Implements QuantisedModule: the weight of one expert in a tensor of all."""
 
     experts: Experts
     number: int

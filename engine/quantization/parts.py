@@ -32,7 +32,7 @@ def read_groups(stored: Weights, name: str, inputs: range, num_groups: int) -> t
     groups = stored.read(name, TensorSlice(0, inputs.start, inputs.stop)).to(torch.int64)
     low, high = int(groups.min()), int(groups.max())
     if not 0 <= low <= high < num_groups:
-        raise ConfigError(f"{name} has group indices {low} to {high}, but there are {num_groups} groups")
+        raise ConfigError(f"{name} has group indices {low} to {high}, but they must be from 0 to {num_groups - 1}")
     return groups
 
 

@@ -31,7 +31,7 @@ class Follower:
     """Owns one rank's part, pool and group; one thread calls it."""
 
     def __init__(self, setup: RankSetup, clock: Callable[[], float] = run_time) -> None:
-        """Load. Raises ConfigError."""
+        """Load this rank's part. Raises ConfigError."""
         self._reduce = Reduce()
         self.part: RankPart = with_budget(load_part(setup, self._reduce))
         self._model: TorchModel | None = None
@@ -67,7 +67,7 @@ class Follower:
     def capture(self, payload: bytes, agree: Agree) -> bytes | None:
         """Capture a graph with the other ranks; return why this rank cannot, empty if it can. Raises ReduceFailed.
 
-        Returns None if the other ranks did not agree: they know why.
+        Returns None if it is another rank that cannot: that rank returns why.
         """
         assert self._model is not None
         assert self._model.graphs is not None

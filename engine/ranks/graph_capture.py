@@ -40,7 +40,7 @@ class RankGraphs:
     """Implements ShapeOwner for the ranks of one instance, on rank 0. One thread calls it."""
 
     def __init__(self, own: DecodeGraphs, team: Team, reduce: Reduce, guard: Guard, num_ranks: int) -> None:
-        """`own` are rank 0's."""
+        """`own` are rank 0's graphs."""
         self._own, self._team, self._reduce, self._guard, self._num_ranks = own, team, reduce, guard, num_ranks
 
     def capture(self, shape: GraphShape) -> None:
@@ -89,8 +89,8 @@ class RankGraphs:
 def capture_here(graphs: DecodeGraphs, shape: GraphShape, reduce: Reduce, agree: Agree) -> str:
     """Capture a shape on this rank, while the others do; return why it failed, empty if it did not.
 
-    Raises the error of a failure within the warm-up, where the other ranks wait for this one, and CaptureFailed where
-    they do not agree.
+    Raises the error of a failure within the warm-up, where the other ranks wait for this one, and CaptureFailed if
+    another rank cannot capture the shape.
     """
     reduce.begin()
     is_alone = True

@@ -47,7 +47,7 @@ def unpack_step(payload: bytes) -> tuple[StepBatch, bool]:
     values.frombytes(payload)  # ValueError for a length that is not a multiple of 4
     values = little_endian(values)
     if len(values) < _HEAD:
-        raise ValueError(f"a step has at least {4 * _HEAD} bytes, not {len(payload)}")
+        raise ValueError(f"the step has {len(payload)} bytes, but must have at least {4 * _HEAD} bytes")
     num_tokens, num_sequences, num_carried, is_replayed, num_embedded, has_positions = values[:_HEAD]
     rest = _Rest(values, f"{len(values)} integers are not a step of {num_tokens} tokens in {num_sequences} sequences")
     if {is_replayed, has_positions} - {0, 1}:

@@ -35,7 +35,7 @@ def plan_devices(
     tensors: tuple[KvTensor, ...], free: Sequence[int], requested_bytes: int | None, block_size: int, length: int,
     devices: Sequence[str] = (), spare_blocks: int = 0,
 ) -> MemoryPlan:  # fmt: skip
-    """Return the plan of all pools together, where rank i has `free[i]` bytes; all get as many blocks as the smallest.
+    """Return the plan of all pools together, where rank i has `free[i]` bytes; all have as many blocks as the smallest.
 
     `requested_bytes` are for all pools together, as on the host; `devices` describe, for messages, each rank's device
     and the memory left for steps. Each pool has `spare_blocks` for padding rows of graphs, which are not part of the
@@ -56,12 +56,13 @@ def plan_devices(
         if budget < (least := least_bytes(held, block_size, length, spare_blocks)):
             rank = f"{Rank(number, len(free))}{f' ({devices[number]})' if devices else ''}"
             least_of_all = least_bytes(_held_by_all(tensors, len(free)), block_size, length, spare_blocks)
-            graphs = f" and graphs {spare_blocks} more" if spare_blocks else ""
+            graphs = f", and graphs {spare_blocks} more" if spare_blocks else ""
+            needed = least_blocks(block_size, length)
             raise ConfigError(
-                f"{rank} has {budget} bytes for its KV pool, and a sequence takes {least_blocks(block_size, length)} "
-                f"blocks of {block_size} tokens{graphs}, {least} bytes with their alignment: raise "
-                "--gpu-memory-utilization or lower --max-num-seqs or --prefill-chunk-size, which reduces the memory of "
-                f"steps; or set --kv-cache-memory, for all {len(free)} ranks together, to {least_of_all} or more"
+                f"{rank} has {budget} bytes for its KV pool, but needs {least} (a sequence takes {needed} "
+                f"block{'s' * (needed != 1)} of {block_size} tokens{graphs}): raise --gpu-memory-utilization, or lower "
+                "--max-num-seqs or --prefill-chunk-size, which reduces the memory of steps; or set --kv-cache-memory, "
+                f"for all {len(free)} ranks together, to {least_of_all} or more"
             )
         plans.append(
             plan_pool(

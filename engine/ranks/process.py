@@ -60,7 +60,7 @@ def _run(
 ) -> NoReturn:  # fmt: skip
     """Serve until the channel closes, which raises ChannelClosed. All other errors pass through."""
     if setup.cores:
-        os.sched_setaffinity(0, setup.cores)  # before torch starts threads: they inherit it
+        os.sched_setaffinity(0, setup.cores)  # before torch starts threads: they inherit the cores
     prepare_torch(setup.num_threads)
     start_ticker()
     with loading():

@@ -79,7 +79,7 @@ class Reduce:
         self.num_sums += self.sums_per_pass
 
     def catch_up(self, num_sums: int) -> None:
-        """Count the sums that this rank has left out of `num_sums`, so that it does not seem to be behind."""
+        """Count the sums up to `num_sums` that this rank did not run, so that it does not seem to be behind."""
         assert self.stream is not None
         self.stream.expect(num_sums - self.num_sums)
 

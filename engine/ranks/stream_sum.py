@@ -5,7 +5,7 @@ replay    a graph that contains all sums of a step -> event            (nothing 
 wait      until the event is done, another rank is lost, or the limit has passed
 
 nccl   a sum runs on the current stream itself, and there is no work to wait for (ProcessGroupNCCL::collective)
-hccl   it runs on another stream; a work's wait makes the current one wait for it (WorkHCCL::synchronizeInternal)
+hccl   a sum runs on another stream; the wait of its work makes the current one wait (WorkHCCL::synchronizeInternal)
 
 A sum that another rank does not join never ends by itself, and all work after it waits: `fail` aborts it. NCCL ends
 the sums at once, but its abort returns only when no graph contains any (init.cc: ncclCommAbort, commDestroySync).
@@ -112,7 +112,7 @@ class StreamSum:
             work.wait()  # the stream waits; with a timeout the host would
 
     def _connect(self, timeout_s: float) -> None:
-        """Sum once, which makes the communicator, so that no step counts the time that takes."""
+        """Sum once, which makes the communicator, so that this time counts for no step."""
         try:
             self._enqueue(torch.zeros(1, device=self.device.torch_device))
         except RuntimeError as error:

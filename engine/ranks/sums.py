@@ -24,7 +24,7 @@ _MAX_REASON = 200
 
 
 class ReduceFailed(Exception):
-    """A sum over the ranks failed: one of them has ended or is stuck."""
+    """A sum over the ranks failed: one of the ranks has ended or is stuck."""
 
 
 def collective_for_ranks(device: str) -> Collective:
@@ -94,7 +94,7 @@ def join_group(collective: Collective, store_fd: int, rank: Rank, device: str = 
 
 def not_found(rank: Rank, collective: Collective, reason: str) -> ReduceFailed:
     """Return the error of a rank that cannot connect to the others."""
-    return ReduceFailed(f"{rank} found no other ranks by {collective.name}: {reason}")
+    return ReduceFailed(f"{rank} found no other ranks over {collective.name}: {reason}")
 
 
 def in_one_line(error: Exception) -> str:

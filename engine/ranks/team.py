@@ -36,8 +36,8 @@ PROGRAM = "engine.ranks.process"
 
 _SEND_S = 10.0
 _START_S = 30.0
-_VERDICT_S = 1.0  # from a broken connection to the report that its process ended
-_ENDING_S = 30.0  # the same if the kernel shows a process exiting: a starved one reports it late
+_VERDICT_S = 1.0  # from a broken connection to the report that the rank's process ended
+_ENDING_S = 30.0  # the same if the kernel shows that the process is exiting: this is slow on a starved machine
 _LEAVE_S = 2.0
 _KILLED_S = 5.0
 _POLL_S = 0.5
@@ -118,7 +118,8 @@ class Team:
             if _state(child) != _STOPPED:
                 going = now
             elif now - going >= child.setup.step_s:
-                raise self._fail(f"{child} {_STOPPED} for {child.setup.step_s:g} s, while {kind.name} was expected")
+                stopped = f"{child} {_STOPPED}, and was for {child.setup.step_s:g} s"
+                raise self._fail(f"{stopped}, while {kind.name} was expected")
 
     def send(self, rank: int, kind: RankMessageKind, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """Send one rank a message. Raises InstanceLost."""

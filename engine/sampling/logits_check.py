@@ -7,7 +7,7 @@ from wire.types import SamplingParams
 
 
 def check_token_params(params: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidRequest for a token id outside the vocabulary, or a list of ids longer than it.
+    """Raise InvalidRequest for a token id outside the vocabulary, or a list of ids longer than the vocabulary.
 
     Stop ids must not be negative but may exceed the vocabulary, as in some tokenizers: they are never chosen.
     """
@@ -22,7 +22,7 @@ def check_token_params(params: SamplingParams, vocab_size: int) -> None:
         _check("thinking", (thinking.start_token_id, thinking.end_token_id), vocab_size)
     lowest = min(params.stop_token_ids, default=0)
     if lowest < 0:
-        raise InvalidRequest(f"stop_token_ids has token id {lowest}, but must be 0 or more", "stop_token_ids")
+        raise InvalidRequest(f"stop_token_ids has token id {lowest}, but ids must be 0 or more", "stop_token_ids")
 
 
 def _check_length(param: str, length: int, vocab_size: int) -> None:

@@ -24,7 +24,7 @@ from wire.errors import InternalError, InvalidRequest, PdserveError
 
 _NUCLEUS_GUESS = 1024
 COLDEST = 1e-30
-"""The lowest temperature above 0, by which float32 can still divide."""
+"""The lowest temperature above 0 by which float32 can still divide."""
 _OFF = float("-inf")
 _WORD = (1 << 64) - 1
 
@@ -224,7 +224,7 @@ def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _edge_among(scores: torch.Tensor, needed: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's lowest nucleus score, and its nucleus size among its `size` best; above `size` if larger."""
+    """Return each row's lowest nucleus score and nucleus size from its `size` best scores; above `size` if too few."""
     ordered = scores.topk(size, dim=-1).values
     members = 1 + (_weights(ordered).cumsum(dim=-1) < needed).sum(dim=-1, keepdim=True)
     return ordered.gather(1, members.clamp(max=size) - 1), members

@@ -1,4 +1,4 @@
-"""Cut a network for the ranks of an instance: by the roles of its plan, whole KV groups, even inner sizes.
+"""Cut a network for the ranks of an instance by the roles of its plan, into whole KV groups and even inner sizes.
 
 role        | weight [out, in]           | bias     | output
 column      | rows of this rank          | cut      | this rank's part

@@ -1,6 +1,6 @@
 """The roles of a network's modules and parameters in tensor parallelism.
 
-They are those of transformers' plan; where it has none, those of the model families (engine/models/families.py).
+They are those of transformers' plan or, if there is none, those of the model families (engine/models/families.py).
 """
 
 import re

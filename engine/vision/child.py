@@ -1,7 +1,9 @@
 """The encoding process, `python -P -m engine.vision.child FD PARENT_PID`: its crash does not end the instance.
 
-    parent {"folder", "dtype", "device", "num_threads", "memory_bytes"} --> {"ready", "bytes"} | {"refused": message}
-    parent an image file --> {"count", "grid"}, then the values | {"refused": message} | {"failed": message}
+    parent: {"folder", "dtype", "device", "num_threads", "memory_bytes"}
+    child:  {"ready", "bytes"} | {"refused": message}
+    parent: an image file
+    child:  {"count", "grid"}, then the values | {"refused": message} | {"failed": message}
     ... until EOF
 
 The parent kills it after a timeout, and the kernel kills it when the parent's thread ends. On a CPU, allocations beyond
@@ -79,7 +81,7 @@ def _answer(connection: socket.socket, tower: "VisionTower", data: bytes, memory
     except Exception as error:  # noqa: BLE001 - the outermost frame of an image: it is answered, and the next is served
         encoded, answer = None, {"failed": f"{type(error).__name__}: {error}"}
         if isinstance(error, MemoryError) or _NO_MEMORY in str(error):
-            answer = {"refused": f"the image takes more than {memory_bytes // MIB} MB to encode, the limit"}
+            answer = {"refused": f"encoding the image takes more memory than the limit of {memory_bytes // MIB} MiB"}
     if encoded is None:
         send_object(connection, answer)
     else:

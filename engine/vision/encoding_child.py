@@ -72,8 +72,8 @@ class EncodingChild:
     def encode(self, data: bytes) -> EncodedImage:
         """Return the embeddings of an image file; it is sent again, once, if the child is lost meanwhile.
 
-        Raises InvalidRequest if the file cannot be decoded or its second child crashes too, DeadlineExceeded if that
-        one takes too long, InternalError for a defect, and Unavailable if no child starts.
+        Raises InvalidRequest if the file cannot be decoded or the second child crashes too, DeadlineExceeded if the
+        second child takes too long, InternalError for a defect, and Unavailable if no child starts.
         """
         try:
             return self._encode_once(data)
@@ -112,7 +112,7 @@ class EncodingChild:
             answer = receive_object(connection, _HEADER_BYTES)
         except TimeoutError:
             self.close()
-            raise _Lost(f"{what} took longer than {timeout_s:g} s, the limit") from None
+            raise _Lost(f"{what} took longer than the limit of {timeout_s:g} s") from None
         except ConnectionError:
             answer = None
         if answer is None:
@@ -137,7 +137,7 @@ class EncodingChild:
             code = process.wait()
             stderr = process.stderr_tail(_STDERR_BYTES).decode(errors="replace").strip()
         except TimeoutError:
-            return _Lost("it closed its connection")
+            return _Lost("the encoder closed its connection")
         finally:
             process.close()
         name = f"exit status {code}" if code >= 0 else signal.Signals(-code).name

@@ -139,7 +139,7 @@ class ImageEncoder:
         if self._closed:
             return Draining("this instance is shutting down")
         if missing and len(self._waiting) >= self._limits.queue_length:
-            return Overloaded(f"{len(self._waiting)} images wait to be encoded, the limit")
+            return Overloaded(f"the number of images that wait to be encoded is {len(self._waiting)}, the limit")
         if any(not image.data for image in missing.values()):
             return InvalidRequest(
                 "an image is not cached on this instance any more, and its file was not sent", "images"

@@ -8,7 +8,10 @@ from wire.types import PromptImage
 def convert_embeddings(image: PromptImage, dtype: str) -> bytes:
     """Return the values of `image.data` as `dtype`. Raises InvalidRequest for a wrong size or a value out of range."""
     if not image.data or len(image.data) % (image.count * ITEM_BYTES[image.dtype]):
-        raise InvalidRequest(f"embeddings of {len(image.data)} bytes do not fit {image.count} {image.dtype} tokens")
+        raise InvalidRequest(
+            f"its embeddings have {len(image.data)} bytes, but must have a positive multiple of "
+            f"{image.count * ITEM_BYTES[image.dtype]}: {image.dtype} values for each token"
+        )
     if image.dtype == dtype:
         return image.data
     import torch  # an instance of the fake engine has none

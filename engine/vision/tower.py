@@ -73,6 +73,6 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
     wrong = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
     wrong = [name for name in wrong if "language_model" not in name]
     if wrong:
-        raise ConfigError(f"{folder}: the vision tower lacks {len(wrong)} tensors, such as {wrong[0]}")
+        raise ConfigError(f"{folder}: the vision tower lacks tensors ({len(wrong)}), such as {wrong[0]}")
     network.language_model = None
     return network

@@ -150,7 +150,7 @@ async def test_failed_lines_are_not_retried_on_another_model(job: BatchJob) -> N
     ):
         refusal = _refusal(replace(again, answer_settings=answer_settings))
         assert refusal.startswith(f"{job.output_path} has the answers of another run: {words}")
-        assert refusal.endswith(f"or remove {job.note_path} to mix both in one file")
+        assert refusal.endswith(f"or remove {job.note_path} to mix both runs' answers")
     progress = await run_job(replace(again, answer_settings={"--model": "a", "--dtype": "float32"}), Scripted())
 
     assert (progress.done, progress.errors) == (NUM_LINES, 0)

@@ -109,7 +109,7 @@ def test_an_output_without_a_name_is_refused(job: BatchJob, name: str) -> None:
 
 @pytest.mark.parametrize("inflight", [0, -1])
 def test_fewer_than_one_line_at_once_is_refused(job: BatchJob, inflight: int) -> None:
-    with pytest.raises(ConfigError, match=f"--max-inflight is {inflight}; must be at least 1"):
+    with pytest.raises(ConfigError, match=f"--max-inflight is {inflight}, but must be at least 1"):
         replace(job, max_inflight=inflight)
 
 

@@ -91,7 +91,7 @@ def test_a_layer_in_bfloat16_is_two_calls(calls: Calls) -> None:
         layer = network.model.layers[0].mlp.experts
         layer(torch.randn(7, 64).bfloat16(), torch.zeros(7, 2, dtype=torch.int64), torch.ones(7, 2).bfloat16())
 
-    assert line == "by torch: the experts of 1 layers"
+    assert line == "by torch: the experts of 1 layer"
     assert calls.count == 2
 
 

@@ -310,7 +310,7 @@ def test_modules_equal_alone_but_not_together_are_restored(
 
     (line,) = replace_modules(made, (Drifting(),))
 
-    assert line == "by torch: 5 norms; as they were, because they differ: 2 layers, 2 attentions, 2 gated MLPs"
+    assert line == "by torch: 5 norms; not replaced: 2 layers, 2 attentions, 2 gated MLPs"
     torch.testing.assert_close(logits(made), expected, rtol=1e-4, atol=1e-5)
     assert [record.getMessage().split()[0] for record in caplog.records] == ["modules_put_back"] * 3
 
@@ -342,7 +342,7 @@ def test_a_layer_that_returns_more_than_its_rows_stays(further: Any, monkeypatch
 
     (line,) = replace_modules(made, (TorchOps(),))
 
-    assert line == "by torch: 5 norms, 2 gated MLPs, 2 attentions; as they were, because they differ: 2 layers"
+    assert line == "by torch: 5 norms, 2 gated MLPs, 2 attentions; not replaced: 2 layers"
 
 
 @torch.inference_mode()
@@ -370,7 +370,7 @@ def test_modules_no_library_computes_stay(monkeypatch: pytest.MonkeyPatch) -> No
 
     (line,) = replace_modules(made, (TorchOps(),))
 
-    assert line == "by torch: 2 gated MLPs, 2 attentions; as they were, because they differ: 5 norms"
+    assert line == "by torch: 2 gated MLPs, 2 attentions; not replaced: 5 norms"
     torch.testing.assert_close(logits(made), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -77,7 +77,7 @@ def test_a_child_that_hangs_is_given_up_after_a_second_try(llava: Path, monkeypa
 
     monkeypatch.setattr(child, "start", start_stopped)
     try:
-        with pytest.raises(DeadlineExceeded, match=r"after two tries: encoding the image took longer than 0\.5 s"):
+        with pytest.raises(DeadlineExceeded, match=r"after two tries: encoding the image took longer than the limit"):
             child.encode(_FILE)
     finally:
         child.close()
@@ -87,7 +87,7 @@ def test_a_child_that_hangs_is_given_up_after_a_second_try(llava: Path, monkeypa
 def test_an_image_above_the_memory_limit_is_refused(llava: Path) -> None:
     child = EncodingChild(TowerSettings(str(llava), "float32", "cpu"), EncoderLimits(memory_bytes=64 << 20))
     try:
-        with pytest.raises(InvalidRequest, match="takes more than 64 MB to encode, the limit"):
+        with pytest.raises(InvalidRequest, match="encoding the image takes more memory than the limit of 64 MiB"):
             child.encode(file_of(image_of(6000, 6000)))
 
         assert child.encode(_FILE).values
@@ -102,6 +102,6 @@ def test_a_folder_without_a_whole_tower_is_a_config_error(llava: Path, tmp_path:
     write_processor("llava", other)
 
     child = EncodingChild(TowerSettings(str(other), "float32", "cpu"), _LIMITS)
-    with pytest.raises(ConfigError, match=r"the vision tower lacks \d+ tensors"):
+    with pytest.raises(ConfigError, match=r"the vision tower lacks tensors \(\d+\)"):
         child.start()
     assert child.pid is None

@@ -156,8 +156,8 @@ def test_sent_embeddings_take_the_engines_type_and_no_child(
 @pytest.mark.parametrize(
     ("values", "error"),
     [
-        (b"", "image 1: embeddings of 0 bytes do not fit 2 float32 tokens"),
-        (bytes(9), "image 1: embeddings of 9 bytes do not fit 2 float32 tokens"),
+        (b"", "image 1: its embeddings have 0 bytes, but must have a positive multiple of 8"),
+        (bytes(9), "image 1: its embeddings have 9 bytes, but must have a positive multiple of 8"),
         (struct.pack("<2f", 7e4, -0.5), "image 1: its embeddings have a magnitude of 70000, out of range for float16"),
     ],
 )
@@ -175,7 +175,7 @@ def test_more_waiting_images_than_the_limit_are_refused() -> None:
     child = FakeEncoding(2, holds=True)
     with running(child, EncoderLimits(queue_length=1)) as encoder:
         first = encoder.prepare(images(b"a"))
-        with pytest.raises(Overloaded, match="1 images wait to be encoded, the limit"):
+        with pytest.raises(Overloaded, match="images that wait to be encoded is 1, the limit"):
             embeddings(encoder, images(b"b"))
         child.go()
 

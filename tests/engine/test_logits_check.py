@@ -28,7 +28,7 @@ def test_stop_ids_may_exceed_the_vocabulary() -> None:
 
 
 def test_a_negative_stop_id_is_refused_with_its_value() -> None:
-    with pytest.raises(InvalidRequest, match=r"stop_token_ids has token id -1, but must be 0 or more") as refused:
+    with pytest.raises(InvalidRequest, match=r"stop_token_ids has token id -1, but ids must be 0 or more") as refused:
         check_token_params(SamplingParams(max_tokens=1, stop_token_ids=(3, -1)), 100)
 
     assert refused.value.param == "stop_token_ids"

@@ -248,7 +248,7 @@ def test_a_kernel_that_computes_something_else_is_not_kept(spoil: object, inputs
     said = [_compared(grouped, weight, form, packed) for packed in (weight, spoil(weight))]
 
     assert said[0] is None
-    assert "its rounding explains" in str(said[1])
+    assert "rounding explains only" in str(said[1])
 
 
 def test_a_kernel_without_its_inputs_order_is_not_kept() -> None:
@@ -257,7 +257,7 @@ def test_a_kernel_without_its_inputs_order_is_not_kept() -> None:
     weight, form = whole(grouped), Int4Format(ON_HOST)
 
     assert _compared(grouped, weight, form, weight) is None
-    assert "its rounding explains" in str(_compared(grouped, weight, form, replace(weight, order=None)))
+    assert "rounding explains only" in str(_compared(grouped, weight, form, replace(weight, order=None)))
 
 
 def test_an_int8_kernel_with_another_scale_is_not_kept() -> None:
@@ -332,7 +332,7 @@ def test_a_wrong_order_shows_where_rows_are_many() -> None:
     wrong = replace(ON_CARD, pack=card.pack, multiply=card.multiply, unpack=lambda p: ON_CARD.unpack(p).roll(1, 1))  # type: ignore[misc]
     weight, form = whole(grouped), Int4Format(wrong)
 
-    assert "its rounding explains" in str(_compared(grouped, weight, form, weight))
+    assert "rounding explains only" in str(_compared(grouped, weight, form, weight))
 
 
 def test_the_cards_shapes_are_those_of_torchs_own_shape_functions() -> None:

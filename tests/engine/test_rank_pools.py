@@ -23,10 +23,9 @@ def refusal(free: list[int], devices: list[str]) -> str:
 def test_a_rank_without_room_on_its_device_is_named_with_bytes() -> None:
     output = refusal([ENOUGH, 1000], ["card 0", LEFT])
 
-    assert output.startswith(
-        f"rank 1 of 2 ({LEFT}) has 1000 bytes for its KV pool, and a sequence takes 1 blocks of 16 tokens"
-    )
-    assert "raise --gpu-memory-utilization or lower --max-num-seqs" in output
+    assert output.startswith(f"rank 1 of 2 ({LEFT}) has 1000 bytes for its KV pool, but needs ")
+    assert "(a sequence takes 1 block of 16 tokens)" in output
+    assert "raise --gpu-memory-utilization, or lower --max-num-seqs" in output
 
 
 @pytest.mark.parametrize("requested", [None, ENOUGH])
@@ -41,7 +40,7 @@ def test_room_for_a_sequence_but_not_for_spare_blocks_is_refused() -> None:
     least = 1 * BLOCK * 2 * 2 * 64 * 4 + 2 * 4095
 
     assert plan_devices(TENSORS, [least, ENOUGH], None, BLOCK, LENGTH).num_blocks == 1
-    with pytest.raises(ConfigError, match="takes 1 blocks of 16 tokens and graphs 3 more, "):
+    with pytest.raises(ConfigError, match="takes 1 block of 16 tokens, and graphs 3 more"):
         plan_devices(TENSORS, [least, ENOUGH], None, BLOCK, LENGTH, spare_blocks=3)
 
 

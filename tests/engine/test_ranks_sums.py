@@ -301,7 +301,7 @@ def test_a_rank_that_finds_no_other_raises(make_ways: Callable[[str, int], Ways]
     ways = make_ways("gloo", 2)
     hasty = dataclasses.replace(COLLECTIVES["gloo"], connect_s=lambda _: 0.2)
 
-    with pytest.raises(ReduceFailed, match="rank 0 of 2 found no other ranks by gloo: "):
+    with pytest.raises(ReduceFailed, match="rank 0 of 2 found no other ranks over gloo: "):
         join_group(hasty, ways.store_fd, Rank(0, 2))
 
 

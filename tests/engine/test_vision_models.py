@@ -185,8 +185,8 @@ def test_a_prompt_without_its_images_fails_if_its_kv_is_dropped(family: Callable
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda made: made[:1], "the prompt has 2 images, but embeddings of 1"),
-        (lambda made: [made[0], made[1][:-4]], "image 1 have 4092 bytes, but its 16 tokens have 256 bytes each"),
+        (lambda made: made[:1], "the prompt has 2 images, but embeddings for 1"),
+        (lambda made: [made[0], made[1][:-4]], "image 1 have 4092 bytes, but must have 4096"),
     ],
 )
 def test_embeddings_that_are_not_the_images_are_refused(

@@ -264,4 +264,4 @@ def test_blocks_without_names_are_reported_once(tmp_path: Path, options: dict[st
 
     notes = [note for note in asyncio.run(run()) if "prefix cache" in note]
 
-    assert notes == ["the prefix cache is off: blocks of 8 tokens are not a multiple of 16"] * num_notes
+    assert notes == ["the prefix cache is off: a block size of 8 tokens is not a multiple of 16"] * num_notes

@@ -155,7 +155,7 @@ def test_a_failed_build_is_not_retried_at_each_start(
     assert (second.is_awaited, second.build) == (False, None)
     assert (tmp_path / "log").read_text() == "tried\n"
     (record,) = caplog.records
-    assert "the build failed before, `python -m native.build` tries again: " in record.getMessage()
+    assert "the build failed before (`python -m native.build` tries again): " in record.getMessage()
 
 
 @needs_compiler

@@ -224,7 +224,7 @@ def _python(code: str) -> str:
 
 @pytest.mark.parametrize("count", [0, -1, 257])
 def test_an_invalid_number_of_threads_is_refused(library: EngineLibrary, count: int) -> None:
-    with pytest.raises(ValueError, match=f"{count} threads: must be from 1 to 256"):
+    with pytest.raises(ValueError, match=f"the number of threads is {count}, but must be from 1 to 256"):
         library.threads(count)
 
 

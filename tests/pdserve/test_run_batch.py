@@ -206,7 +206,7 @@ def test_failed_lines_are_not_retried_on_another_model(tmp_path: Path, loopback:
     assert (other.status, here.status) == (2, 2)
     assert "another run: --served-model-name was (none) and is other now; retry the failed lines with" in other.err
     assert "--model was tiny and is /no/such/model now" in here.err
-    assert "or remove out.jsonl.asked to mix both in one file" in here.err
+    assert "or remove out.jsonl.asked to mix both runs' answers" in here.err
     assert (tmp_path / "out.jsonl").read_bytes() == before
     assert sum(loopback.requests.values()) == 3
 
