@@ -1,6 +1,6 @@
 """The interface between a file of requests and the backend that answers them.
 
-BatchBackend
+BatchBackend, with two implementations here:
 ├── AppBackend (app_backend.py)    an ASGI app in this process
 └── UrlBackend (url_backend.py)    a live server
 """

@@ -1,7 +1,7 @@
 """Limit the requests in flight: fewer while the server is busy, more again as it answers.
 
 a busy answer  halves the limit, once for all requests that were in flight at that moment
-an answer      raises the limit by one up to the last good limit; above it, each full round of answers does
+an answer      raises the limit by one up to the last good limit; above it, only a full round of answers does
 """
 
 import asyncio

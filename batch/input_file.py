@@ -89,7 +89,7 @@ class InputFile:
     def _check_all_lines(self, file: BinaryIO, limits: InputLimits) -> None:
         size = os.fstat(self._descriptor).st_size
         if size > limits.max_bytes:
-            raise ConfigError(f"{self.path} is {size} bytes long; the limit is {limits.max_bytes} (--max-input-bytes)")
+            raise ConfigError(f"{self.path} has {size} bytes, but the limit is {limits.max_bytes} (--max-input-bytes)")
         _check_magic(self.path, file.read(3))
         file.seek(0)
         problems, seen, digest = _Problems(), _CustomIds(), hashlib.sha256()
@@ -99,11 +99,11 @@ class InputFile:
             if not line.content.strip():
                 continue
             if len(self) == limits.max_lines:
-                raise ConfigError(f"{self.path} has more than {limits.max_lines} lines, the limit (--max-input-lines)")
+                raise ConfigError(f"{self.path} has more lines than the limit, {limits.max_lines} (--max-input-lines)")
             try:
                 if line.num_bytes > limits.max_line_bytes:
                     limit = f"the limit is {limits.max_line_bytes} (--max-line-bytes)"
-                    raise BadLine(f"is {line.num_bytes} bytes long; {limit}")
+                    raise BadLine(f"has {line.num_bytes} bytes, but {limit}")
                 seen.add(parse_line(line.content)["custom_id"], line.number)
             except BadLine as problem:
                 problems.add(line.number, str(problem))

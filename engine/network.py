@@ -200,7 +200,7 @@ def _take_generation_config(network: Any, checkpoint: Checkpoint) -> None:
 
 
 class _Lazy:
-    """A tensor for transformers' loader, read when it is sliced; the loader does so from several threads."""
+    """A tensor for transformers' loader, read when it is sliced; the loader slices tensors from several threads."""
 
     def __init__(self, weights: Weights, name: str, lock: threading.Lock) -> None:
         self._weights, self._name, self._lock = weights, name, lock
@@ -228,7 +228,7 @@ def load_with_transformers(
     for what in ("missing_keys", "mismatched_keys"):
         if report[what]:
             names = sorted(str(key) for key in report[what])
-            raise ConfigError(f"{checkpoint.path}: {len(names)} {what.replace('_', ' ')}, the first {names[0]}")
+            raise ConfigError(f"{checkpoint.path}: {what.replace('_', ' ')} ({len(names)}), the first is {names[0]}")
     if adds_biases:
         add_biases(network, weights)
     _take_generation_config(network, checkpoint)

@@ -1,7 +1,8 @@
 """Names of KV blocks derived from their tokens, so that computed KV can be found and reused. Pure.
 
     digest = sha256(parent digest, the 16 token ids as little-endian int32, the images among them, salt)
-    first  = the digest whose parent is sha256(root): the weights' digest and dtype, and a special rotation of the keys
+    first  = the digest whose parent is sha256(root)
+    root   = the weights' digest, their dtype, and the name of a special rotation of the keys, if any
     images = start (8 bytes, little-endian) and digest of each image that stands for one of these tokens
     block  = a whole number of digests, named by its last one
 

@@ -64,7 +64,7 @@ class PartCheck:
         for heads in rows_by_heads(rows, self._normed.get(module, rows.shape if is_of_rows else None)):
             found = self._find_difference(module, part, {"hidden_states": heads})
             if found is not None and found.message:  # not a failure of the library: its other norms may be correct
-                return ModuleDifference(f"on rows by heads, {found.message}")
+                return ModuleDifference(f"on rows split by heads, {found.message}")
         return None
 
     def _find_difference(

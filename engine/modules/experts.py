@@ -1,4 +1,4 @@
-"""Grouped mixtures of experts: all experts of a layer by two calls of an op that multiplies rows in groups.
+"""Grouped mixtures of experts: two calls of an op that multiplies rows in groups compute all experts of a layer.
 
 transformers selects how experts run from its experts interface; we register an implementation for a library's op. Rows
 are sorted by expert, multiplied in groups, and put back in order. Each layer is compared with running one expert at a

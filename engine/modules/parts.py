@@ -7,7 +7,7 @@ attention       | q_proj to o_proj, angles among its inputs    | one product for
 decoder layer   | its norms are replaced                       | one op for a sum and its norm
 
 `of` yields the parts that may compute a module, likeliest first; a comparison (check.py) decides. `free_originals` is
-called once a part is kept.
+called when a part is kept.
 """
 
 from collections.abc import Iterator

@@ -16,10 +16,10 @@ def network_tolerance(dtype: torch.dtype, num_layers: int) -> float:
 
 
 def rows_by_heads(rows: torch.Tensor, seen: torch.Size | None) -> Iterator[torch.Tensor]:
-    """Yield rows by heads for a norm, with the width, dtype and device of its flat `rows`.
+    """Yield random rows split by heads for a norm, with the width, dtype and device of its flat `rows`.
 
     They are [1, ROWS, heads, width], contiguous and as a slice of a wider product, and transposed to
-    [1, heads, ROWS, width] where the norm was `seen` with that shape. Yields nothing where it was seen with flat rows.
+    [1, heads, ROWS, width] if the norm was `seen` with that shape. Yields nothing if the norm was seen with flat rows.
     """
     if seen is not None and len(seen) != 4:
         return

@@ -187,7 +187,7 @@ def _length(path: Path, config: Any, settings: PoolingSettings, requested: int |
     unused = unused_positions(config.model_type, config.pad_token_id)
     own = min(int(config.max_position_embeddings) - unused, settings.max_length or 1 << 30)
     if requested is not None and not 1 <= requested <= own:
-        raise ConfigError(f"--max-model-len {requested}: must be from 1 to the model's {own}")
+        raise ConfigError(f"--max-model-len is {requested}, but must be from 1 to the model's {own}")
     return requested or own
 
 

@@ -145,7 +145,7 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_byte_longer(path: Path, end: 
 
     assert _read(path, _line("x") + b"\n" + fits + end, limits) == [(1, _line("x")), (2, fits)]
     reported = _refusal(path, _line("x") + b"\n" + _line("a" * (65 - len(_line("")))) + end, limits)
-    assert "line 2 is 65 bytes long; the limit is 64 (--max-line-bytes)" in reported
+    assert "line 2 has 65 bytes, but the limit is 64 (--max-line-bytes)" in reported
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
@@ -160,14 +160,14 @@ def test_the_line_after_a_long_one_is_read_correctly(path: Path, length: int, en
 
 
 def test_a_2_mb_line_is_refused_by_default(path: Path) -> None:
-    assert "line 1 is 2000027 bytes long; the limit is 1048576" in _refusal(path, _line("a", x="y" * (2_000_000)))
+    assert "line 1 has 2000027 bytes, but the limit is 1048576" in _refusal(path, _line("a", x="y" * (2_000_000)))
 
 
 def test_more_lines_or_bytes_than_the_limit_are_refused(path: Path) -> None:
     lines = b"\n".join(_line(f"r{i}") for i in range(5))
 
-    assert "has more than 4 lines, the limit (--max-input-lines)" in _refusal(path, lines, InputLimits(max_lines=4))
-    words = f"is {len(lines)} bytes long; the limit is 50 (--max-input-bytes)"
+    assert "has more lines than the limit, 4 (--max-input-lines)" in _refusal(path, lines, InputLimits(max_lines=4))
+    words = f"has {len(lines)} bytes, but the limit is 50 (--max-input-bytes)"
     assert words in _refusal(path, lines, InputLimits(max_bytes=50))
     assert len(_read(path, b"\n\n" + lines, InputLimits(max_lines=5, max_bytes=len(lines) + 2))) == 5
 

@@ -47,7 +47,7 @@ def test_bad_lines_are_refused(job: BatchJob) -> None:
 
 
 def test_limits_are_the_jobs(job: BatchJob) -> None:
-    assert "more than 2 lines" in _refusal(replace(job, limits=InputLimits(max_lines=2)))
+    assert "more lines than the limit, 2" in _refusal(replace(job, limits=InputLimits(max_lines=2)))
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "./in.jsonl", "hard"])
