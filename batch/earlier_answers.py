@@ -47,7 +47,7 @@ def answers_in_output(output: Path, source: InputFile, journal: Journal, check: 
     """Read all of `output`, whose answers may be in any order, and return the answers to keep.
 
     `check` is called if the output has successful answers; it raises ConfigError if this run must not keep them.
-    Raises ConfigError if there is no such file and the journal is empty, or if it is the output of another input.
+    Raises ConfigError if there is no such file and the journal is empty, or if the file belongs to another input.
     """
     positions, without_model = _request_positions(source)
     good, models = dict[str, int](), set[str]()

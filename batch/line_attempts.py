@@ -40,7 +40,7 @@ class LineAttempts:
     async def send(self, content: bytes) -> LineOutcome:
         """Return the outcome of one line of the input.
 
-        Raises BatchStopped if the server is at fault, not the line: it is down, or refuses the key.
+        Raises BatchStopped if the server is at fault, not the line: the server is down, or refuses the key.
         """
         line = parse_line(content)
         custom_id, request_id = line["custom_id"], new_request_id()

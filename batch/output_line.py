@@ -1,6 +1,6 @@
 """One line of the output: {id, custom_id, response: {status_code, request_id, body}, error}.
 
-answered   response.body is the answer's, error is null
+answered   response.body is the answer's body, and error is null
 failed     response.body is {"error": E} as over HTTP, and error is the same E: {message, type, param, code}
 """
 

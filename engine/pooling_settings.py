@@ -40,7 +40,7 @@ def read_settings(path: Path, *, is_decoder: bool) -> PoolingSettings:
         how = _pooling_mode(path / pooling / "config.json")
     for kind, folder in stages:
         if kind not in ("Transformer", "Pooling", "Normalize"):
-            raise ConfigError(f"{path / 'modules.json'}: a stage {kind} ({folder}) is not supported")
+            raise ConfigError(f"{path / 'modules.json'}: the stage {kind} ({folder}) is not supported")
     return PoolingSettings(how, any(kind == "Normalize" for kind, _ in stages), max_length)
 
 

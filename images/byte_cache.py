@@ -1,4 +1,4 @@
-"""A cache bounded by bytes: the least recently used is evicted. Pure; the owner locks it."""
+"""A cache bounded by bytes: the least recently used entries are evicted. Pure; the owner locks the cache."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

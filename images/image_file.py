@@ -42,11 +42,11 @@ def decode(data: bytes) -> Image.Image:
 def _open(data: bytes) -> Image.Image:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's warning about many pixels: the limit below is ours
+            warnings.simplefilter("ignore")  # Pillow warns about many pixels: our own limit is below
             image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise InvalidRequest(f"the image has too many pixels: the limit is {MAX_PIXELS} pixels") from error
-    except Exception as error:  # as above
+    except Exception as error:  # Pillow raises errors of many kinds here too
         raise InvalidRequest(f"not an image in a supported format ({', '.join(FORMATS)}): {error}") from error
     width, height = image.size
     if width * height > MAX_PIXELS:

@@ -94,7 +94,8 @@ class AttentionMemory:
     def run(self, layer: AttentionLayer, what: int) -> None:
         """Write the layer's new KV, compute attention, or both (WRITE, ATTEND); without the GIL.
 
-        Raises ValueError for a layer that attention_prepare refuses or if this or the team is closed, and MemoryError.
+        Raises ValueError for a layer that attention_prepare refuses, and if this memory or the team is closed.
+        Raises MemoryError.
         """
         assert self.threads.address, "the team is open"
         error = self._run(self.address, ctypes.addressof(layer), what)

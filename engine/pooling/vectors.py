@@ -22,7 +22,7 @@ def finish_vector(values: Sequence[float], pooling: Pooling, settings: PoolingSe
 def check_kind(kind: str, supported: Sequence[str], name: str) -> None:
     """Raise InvalidRequest for a kind of pooling that the model `name` does not support."""
     if kind not in supported:
-        raise InvalidRequest(f"task {kind}: {name} supports {' and '.join(supported)}", "task")
+        raise InvalidRequest(f"task is {kind}, but {name} supports only {' and '.join(supported)}", "task")
 
 
 def check_numbers(values: Sequence[float]) -> None:
@@ -41,8 +41,8 @@ def check_sizes(pooling: Pooling, num_tokens: int, width: int) -> None:
         raise InvalidRequest(f"dimensions is {pooling.dimensions}, but the model's vectors have {width}", "dimensions")
     if pooling.of_tokens and num_tokens * width > MAX_TOKEN_VALUES:
         raise InvalidRequest(
-            f"{num_tokens} tokens with {width} values each, but the limit is {MAX_TOKEN_VALUES // width} tokens for "
-            f"{pooling.kind}",
+            f"the text has {num_tokens} tokens with {width} values each, but the limit for {pooling.kind} is "
+            f"{MAX_TOKEN_VALUES // width} tokens",
             "input",
         )
 

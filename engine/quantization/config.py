@@ -11,7 +11,7 @@ _KEYS = ("quantization_config", "compression_config")
 _SIDE_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
-}  # AutoGPTQ and AutoAWQ wrote these before the key existed
+}  # AutoGPTQ and AutoAWQ wrote these before config.json had a key for them
 _DESCRIPTION = "quant_model_description*.json"
 _MODELSLIM = "modelslim"
 

@@ -138,7 +138,7 @@ def choose_format(
             if lacking is None:
                 return made
         reasons.append(lacking)
-    return "; ".join(reasons) or "there is no kernel for experts here"
+    return "; ".join(reasons) or "there is no kernel for experts on this device"
 
 
 def _stored(layer: Any, name: str, source: TensorSource | None, modules: StoredModules) -> StoredExperts | None:

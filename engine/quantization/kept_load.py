@@ -22,7 +22,7 @@ from engine.quantization.weights import DequantisingWeights
 class Keeper:
     """Keeps quantised those layers for which the device has a format. Called once, for one network.
 
-    `kept` of `weights.num_quantised` layers stay quantised (each expert's count separately) and use `kept_bytes`; in
+    `kept` of `weights.num_quantised` layers stay quantised (those of each expert are counted) and use `kept_bytes`; in
     floats they would use `float_bytes`, and the whole network `network_bytes`. `num_rounded` of them round their
     inputs, `num_static` of these with a stored step. `reasons` counts why the others were dequantised. `is_cut`: the
     network is one rank's, and so are all these bytes.
@@ -123,7 +123,7 @@ class Keeper:
                     return made
             reasons.append(lacking)
         if not reasons:
-            return f"there is no kernel for {weight.code_type} here"
+            return f"there is no kernel for {weight.code_type} on this device"
         return "; ".join(reasons) + _divided(stored, weight)
 
 

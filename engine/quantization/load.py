@@ -15,7 +15,7 @@ from engine.quantization.weights import DequantisingWeights
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-_NO_KERNEL = "there is no kernel for them here"
+_NO_KERNEL = "there is no kernel for them on this device"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 from engine.quantization.config import QuantizationConfig, compressed_groups
 from wire.errors import ConfigError
 
-_METHODS = {"smoothquant": "compressed-tensors", "ascend": "modelslim"}  # values of the flag that name no method
+_METHODS = {"smoothquant": "compressed-tensors", "ascend": "modelslim"}  # values of the flag that are not method names
 
 
 def check_requested(path: Path, requested: str, config: QuantizationConfig | None) -> None:

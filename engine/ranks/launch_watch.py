@@ -33,7 +33,7 @@ class LaunchWatch:
     def guard(self, most_s: float | None = None) -> Iterator[None]:
         """Bound the time of a call that uses the device; once the sums are aborted, the call raises its own error.
 
-        A call may take `most_s`; by default a step's limit, and longer while the device works.
+        A call may take `most_s`; if that is None, a step's limit, and longer while the device works.
         """
         self._most_s, self._since = most_s, self._clock()
         try:

@@ -8,7 +8,7 @@ from devices.interface import Memory
 class WrittenLayers:
     """One step's reports on one rank. A sum needs every rank's part, and each rank enqueues its part after its KV.
 
-    On a device both the sum and the event that the pool records after it are only enqueued: what reads the layer waits
+    On a device both the sum and the event that the pool records after it are only enqueued: readers of the layer wait
     for the event.
     """
 

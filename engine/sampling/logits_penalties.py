@@ -1,6 +1,6 @@
 """Penalties and biases: make tokens that occurred before, or are listed, more or less likely.
 
-For token j with logit x that occurs c times in the outputs:  x -> x + bias[j];  x -> x / r where x > 0, x * r
+For token j, which has logit x and occurs c times in the outputs:  x -> x + bias[j];  x -> x / r where x > 0, x * r
 elsewhere, if j is in the prompt or the outputs (transformers' RepetitionPenaltyLogitsProcessor);
 x -> x - c * frequency - (c > 0) * presence (the formula of OpenAI's API). Counts come with the row or from its history.
 """

@@ -28,7 +28,7 @@ def share_heads(query_heads: int, kv_heads: int, rank: Rank) -> HeadShare:
     if len(sharers) > group:
         raise ConfigError(
             f"{query_heads} query heads in {kv_heads} KV groups of {group} are too few for {rank.of} ranks: "
-            f"{len(sharers)} of them would share one group; use --tensor-parallel-size {query_heads} or less"
+            f"{len(sharers)} ranks would share one group; use --tensor-parallel-size {query_heads} or less"
         )
     part = head_range(group, Rank(rank.number - sharers.start, len(sharers)))
     first = held.start * group

@@ -19,8 +19,8 @@ class EncodedImage:
 class EncoderLimits:
     """Limits on the encoder.
 
-    `encode_s` is the longest time for one image, `start_s` for loading the tower; `memory_bytes` what the child may
-    take above the tower itself (on a CPU). `queue_length` images may wait, `cache_bytes` of embeddings are kept.
+    `encode_s` is the longest time for one image, `start_s` for loading the tower; `memory_bytes` is what the child
+    may take above the tower itself (on a CPU). `queue_length` images may wait, `cache_bytes` of embeddings are kept.
     """
 
     encode_s: float = 60.0

@@ -65,7 +65,7 @@ def test_a_decoders_head_reads_each_token(tmp_path: Path) -> None:
     close(found["each"], torch.stack(each))
     close(found["raw"], torch.stack([logits_by_hand(path, TEXTS[1][: end + 1]) for end in range(len(TEXTS[1]))]))
     whole = core_of(make("xlm-roberta", tmp_path / "x", 3))
-    with pytest.raises(InvalidRequest, match="task token_classify: x supports classify"):
+    with pytest.raises(InvalidRequest, match="task is token_classify, but x supports only classify"):
         whole.add(pooling_prompt("a", TEXTS[1], Pooling("token_classify")))
     whole.close()
 

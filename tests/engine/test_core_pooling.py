@@ -106,7 +106,7 @@ def test_too_many_vectors_of_tokens_are_refused(monkeypatch: pytest.MonkeyPatch,
     with core_of(make_tiny_model("llama", tmp_path)) as core:
         core.check(pooling_prompt("fits", TEXTS[2], Pooling("token_embed")))
         with pytest.raises(
-            InvalidRequest, match="90 tokens with 64 values each, but the limit is 61 tokens for token_embed"
+            InvalidRequest, match="90 tokens with 64 values each, but the limit for token_embed is 61 tokens"
         ):
             core.add(pooling_prompt("long", TEXTS[3], Pooling("token_embed")))
 
@@ -133,7 +133,7 @@ def test_dimensions_are_truncated_and_normalised_to_length_1(tmp_path: Path) -> 
         close(found["cut"], wanted / wanted.norm())
         with pytest.raises(InvalidRequest, match="dimensions is 65, but the model's vectors have 64"):
             core.add(pooling_prompt("wide", TEXTS[0], Pooling(dimensions=65)))
-        with pytest.raises(InvalidRequest, match=r"task classify: .* supports embed and token_embed"):
+        with pytest.raises(InvalidRequest, match=r"task is classify, but .* supports only embed and token_embed"):
             core.add(pooling_prompt("pair", TEXTS[0], Pooling("classify")))
 
 

@@ -155,7 +155,7 @@ def test_dimensions_are_truncated_before_normalisation() -> None:
         (
             pooling_prompt("a", (1,), Pooling("classify")),
             InvalidRequest,
-            "task classify: bert supports embed and",
+            "task is classify, but bert supports only embed and",
         ),
         (PromptState("a", "r", (1,), SamplingParams(max_tokens=1)), InvalidRequest, "generates no text"),
     ],

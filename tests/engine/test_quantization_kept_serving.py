@@ -237,10 +237,12 @@ def test_the_note_compares_both_sizes(tmp_path: Path) -> None:
     ("scheme", "dtype", "why"),
     [
         (gptq(4, 16), "bfloat16", "int4pack supports groups of 32, 64, 128, 256 inputs, not 16"),
-        pytest.param(gptq(8, 32), "bfloat16", "there is no kernel for 8-bit codes here", marks=pytest.mark.long),
-        (fp8(None), "bfloat16", "there is no kernel for float8_e4m3fn codes here"),
-        (modelslim("W8A16"), "bfloat16", "there is no kernel for 8-bit codes here"),
-        (modelslim("W8A8"), "bfloat16", "there is no kernel for 8-bit codes of W8A8 here"),
+        pytest.param(
+            gptq(8, 32), "bfloat16", "there is no kernel for 8-bit codes on this device", marks=pytest.mark.long
+        ),
+        (fp8(None), "bfloat16", "there is no kernel for float8_e4m3fn codes on this device"),
+        (modelslim("W8A16"), "bfloat16", "there is no kernel for 8-bit codes on this device"),
+        (modelslim("W8A8"), "bfloat16", "there is no kernel for 8-bit codes of W8A8 on this device"),
         (w8a8("group"), "bfloat16", "int8 multiplication supports one scale per output and no zeros"),
         (
             w8a8("channel", symmetric=False),
@@ -258,7 +260,7 @@ def test_layers_without_a_kernel_are_dequantised_with_a_reason(
     loaded, plain = _load(path, dtype=dtype), _load(path, dtype=dtype, formats=())
 
     assert f"dequantised to {dtype} at load, as {why}: " in _note(loaded)
-    assert "as there is no kernel for them here: " in _note(plain)
+    assert "as there is no kernel for them on this device: " in _note(plain)
     tokens = [generate(one.model, _PROMPTS[:1], 6, chunk=16) for one in (loaded, plain)]
     assert tokens[0] == tokens[1]
 

@@ -200,7 +200,8 @@ def test_one_note_warns_of_the_memory(tmp_path: Path) -> None:
     stored = (quantised / "model.safetensors").stat().st_size
     assert notes == [
         "warning: compressed-tensors int8 weights are dequantised to float32 at load, as there is no kernel for them "
-        f"here: {stored / 2**20:.1f} MiB stored take {held / 2**20:.1f} MiB of memory; inputs are not quantised"
+        f"on this device: {stored / 2**20:.1f} MiB stored take {held / 2**20:.1f} MiB of memory; inputs are not "
+        "quantised"
     ]
     assert not [note for note in _load(plain).notes if "dequantised" in note]
 

@@ -233,8 +233,8 @@ def test_dynamic_layers_beside_static_ones_are_dequantised(tmp_path: Path) -> No
     description.write_text(json.dumps(described))
 
     assert _note(_load(path, **_KEEPS)).endswith(
-        "; 7 dequantised to float32: there is no kernel for 8-bit codes of W8A8 here; inputs are rounded to int8 by a "
-        "stored step"
+        "; 7 dequantised to float32: there is no kernel for 8-bit codes of W8A8 on this device; inputs are rounded to "
+        "int8 by a stored step"
     )
 
 
