@@ -43,7 +43,7 @@ def remove_note(path: Path) -> None:
 
 
 def check_note(path: Path, answer_settings: Mapping[str, Any], output: Path, journal: Path | None) -> None:
-    """Raise ConfigError unless the note's answer settings, those of the run that wrote `output`, are these ones.
+    """Raise ConfigError if the run that wrote `output` had other answer settings, according to its note.
 
     `journal` is the path of a stopped run's journal, None if there is none.
     """

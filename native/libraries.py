@@ -1,4 +1,4 @@
-"""All libraries, by name."""
+"""All native libraries, by name."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Turn the logits of classes into the answer: softmax, sigmoid or nothing, by the model's config.json, as in vLLM."""
+"""Turn the logits of classes into the answer by softmax, sigmoid or nothing, as config.json says and vLLM does."""
 
 from collections.abc import Callable
 from typing import Any

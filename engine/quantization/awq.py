@@ -75,7 +75,7 @@ class AwqModule:
         return Grouped(self._codes("qweight", columns, rows), scales, self._codes("qzeros", span, rows), groups)
 
     def _codes(self, tensor: str, first: range, outputs: range) -> torch.Tensor:
-        """Return uint8 [outputs, first]: those rows `first` and `outputs` of a tensor that is packed along outputs."""
+        """Return the codes at rows `first` and `outputs` of a tensor packed along outputs: [outputs, first] uint8."""
         words, inside = covering(outputs, BITS)
         packed = read_region(self.stored, f"{self.name}.{tensor}", first, words).t().contiguous()
         codes = torch.stack([(packed >> BITS * nibble).to(torch.uint8) & 15 for nibble in _NIBBLE_OF_OUTPUT], dim=1)

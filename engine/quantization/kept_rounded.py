@@ -1,4 +1,4 @@
-"""Multiply codes with one scale per output, by the device's op, by inputs rounded token by token to the codes' type.
+"""Products of codes that have one scale per output with inputs rounded to the codes' type token by token.
 
 codes                | largest | sum of a product
 int8 (W8A8)          | 127     | exact, in int32

@@ -38,6 +38,6 @@ def _width(part: Any) -> str:
 
 
 def _is_int8_with_inputs(config: QuantizationConfig) -> bool:
-    """Whether all weights and inputs are int8: W8A8, called smoothquant in the guide."""
+    """Whether all weights and inputs are int8: W8A8, which --quantization calls smoothquant."""
     parts = [group.get(key) for group in compressed_groups(config) for key in ("weights", "input_activations")]
     return {_width(part) for part in parts} == {"int8"}

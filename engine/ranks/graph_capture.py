@@ -22,7 +22,7 @@ from wire.errors import PdserveError
 from wire.kv_layout import Rank
 
 CAPTURE_S = 300.0
-"""Time limit for one shape on all ranks: libraries may compile kernels, and connect once more, at their first call."""
+"""Time limit for one shape on all ranks: libraries may compile kernels and open connections at their first call."""
 
 Guard = Callable[[float], AbstractContextManager[None]]
 """Makes the context in which rank 0 captures for at most so many seconds."""
