@@ -59,7 +59,7 @@ def check_begun(state: PromptState) -> None:
             raise InvalidRequest("a prompt received during a beam search lacks its beams")
     elif len(state.outputs) != state.params.num_sequences or not all(state.outputs):
         count = state.params.num_sequences
-        raise InvalidRequest(f"an admitted prompt needs a first token for each of its sequences, which are {count}")
+        raise InvalidRequest(f"an admitted prompt lacks a first token: its number of sequences is {count}")
 
 
 def _check_length(num_tokens: int, max_model_len: int) -> None:
