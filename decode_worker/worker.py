@@ -45,7 +45,7 @@ class _Reservation:
 class _Running:
     """A prompt that generates here: the sequences that have not finished, and its tokens if it may be resumed.
 
-    With those it stays here after its end, until its owner releases it.
+    A prompt with tokens stays here after its end, until its owner releases it.
     """
 
     owner: EventSink
@@ -65,7 +65,7 @@ class DecodeWorker:
         self._reservations: dict[str, _Reservation] = {}
         self._prompt_by_ticket: dict[str, str] = {}
         self._running: dict[str, _Running] = {}
-        self._keeps_streams = False  # whether it ever kept one: a token costs nothing where none is
+        self._keeps_streams = False  # whether it ever kept a stream: without one, a token costs nothing here
         engine.arriving = lambda: [one.state.gap_limit_s for one in self._reservations.copy().values()]
 
     def use(self, receiver: Receiver) -> None:
@@ -132,7 +132,7 @@ class DecodeWorker:
             if not _is_same(state, reservation.state) or not (state.outputs or state.beams):
                 raise HandoffFailed(f"the commit of {ticket_id} describes a different prompt from the reserved one")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
-            stream = reservation.state.stream  # a commit has none
+            stream = reservation.state.stream  # a commit's description has none
             kept = state if stream is None else replace(state, stream=stream)
             self._running[prompt_id] = self._new_running(reservation.owner, kept)
             # under the lock: a cancel that finds the prompt running must be posted to the engine after the admission
@@ -176,7 +176,7 @@ class DecodeWorker:
         return ended is not None
 
     def adopt(self, owner: EventSink, command: Adopt) -> tuple[TokenOutput, ...]:
-        """Make `owner` the owner of a stream and return its tokens so far; refuse one that is not here."""
+        """Make `owner` the owner of a stream and return the tokens so far; refuse a stream that is not here."""
         with self._lock:
             arriving = [one.state for one in self._reservations.values()]
             return adopt_stream(owner, command, self._running.values(), arriving)
@@ -185,9 +185,9 @@ class DecodeWorker:
         self, owner: EventSink, prompt_id: str, sequence: int | None, reason: str, answer: Callable[..., None],
         owner_epoch: int = 0,
     ) -> None:  # fmt: skip
-        """Cancel a prompt of this owner or one sequence; `answer` receives the finishes.
+        """Cancel a prompt of this owner, or one of its sequences; `answer` receives the finishes.
 
-        The end of a whole stream, whose `owner_epoch` must be the current one, only releases it.
+        For a stream, `owner_epoch` must be the current one; a whole stream is dropped without an answer.
         """
         with self._lock:
             reservation = self._reservations.get(prompt_id)
@@ -212,7 +212,7 @@ class DecodeWorker:
     def cancel_all(self, owner: EventSink, reason: str, *, keep_streams: bool = False) -> bool:
         """Cancel every prompt of this owner without emitting events: its session has ended.
 
-        With `keep_streams` those that a client has some output of run on; return whether there are any.
+        With `keep_streams`, the streams of which a client has some output continue; return whether there are any.
         """
         self._turns.leave(owner)
         with self._lock:
@@ -232,7 +232,10 @@ class DecodeWorker:
         return None if running is None else running.owner
 
     def hold_finishes(self) -> AbstractContextManager[object]:
-        """While held, no prompt of this half can finish, so events emitted under it come first. Only emit under it."""
+        """Return a lock: while it is held, no prompt of this half can finish, so events emitted meanwhile come first.
+
+        While holding it, only emit events and call this worker.
+        """
         return self._lock
 
     def _new_running(self, owner: EventSink, state: PromptState) -> _Running:
@@ -267,7 +270,7 @@ class DecodeWorker:
             raise NoCapacity("another scheduler's prompt waits here for KV blocks")
         waiting = self._engine.load().waiting
         if waiting:
-            raise NoCapacity(f"{waiting} prompts already wait here for KV blocks")
+            raise NoCapacity(f"prompts already wait here for KV blocks: {waiting}")
 
     def _take_blocks(self, state: PromptState) -> tuple[tuple[int, ...], int]:
         """Take the prompt's blocks; return them and the number of leading ones that already hold its KV."""

@@ -4,9 +4,9 @@ gloo   tensors in host memory; every test runs it
 nccl   GPUs; never run by us: it takes two GPUs
 hccl   NPUs; never run by us
 
-Traits.collective names the backend of a device kind. The caller provides the store: for the two ranks of a KV link
-kvtransfer/process_group/, for all ranks of an instance engine/ranks/sums.py. Torch is imported only when a function is
-called.
+Traits.collective names the backend of a device kind. The caller provides the store: kvtransfer/process_group/
+for the two ranks of a KV link, engine/ranks/sums.py for all ranks of an instance. Torch is imported only when a
+function is called.
 """
 
 import importlib
@@ -28,7 +28,7 @@ _ABORT_TAG, _ABORT_BYTES = 1, 4 * _MIB  # as large as any payload, because a pee
 _NCCL_CHANNEL_MIB = 6.5  # P2pNcclConnector's users see about 100 MB with 16 channels, 52 MB with 8
 _CONNECT_S = 60.0
 _HCCL_MIN_CONNECT_S, _HCCL_GRACE_S = 120, 20  # HCCL_CONNECT_TIMEOUT's minimum; HCCL waits 20 s longer
-_HCCL_LINK_S = _HCCL_MIN_CONNECT_S + _HCCL_GRACE_S + 20.0  # and the start of the link's process; an estimate
+_HCCL_LINK_S = _HCCL_MIN_CONNECT_S + _HCCL_GRACE_S + 20.0  # 20 s more for the start of the link's process; an estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Collective:
     std::terminate when a peer sends more bytes than the receive expects.
     `lazy`: the first operation creates the communicator, so that operation counts as part of the creation.
     `link_bytes(environ)`: device memory that a group of two uses. `free_bytes(device)`: free device memory.
-    `make_s`: minimum time to allow for creating a link's communicator; an estimate where it was never run. If it is
-    not 0, no ticket waits for such a link where a quicker transport works.
+    `make_s`: minimum time to allow for creating a link's communicator; an estimate for backends that we never ran. If
+    it is not 0, no ticket waits for such a link where a quicker transport works.
     `connect_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
     `own_process`: each KV link makes its group in a process of its own, started with `defaults` in its environment.
     HCCL has no abort, so that process is killed instead. HCCL also creates the communicator inside the first send, and
@@ -64,7 +64,7 @@ class Collective:
     name: str
     lacking: Callable[[], str | None]
     make: Callable[[Any, int, int, str, float, str], Any]
-    abort: Callable[[Any, int], None] | None  # None: it needs a process of its own
+    abort: Callable[[Any, int], None] | None  # None: each link needs a process of its own
     on_host: bool
     polls: bool
     exact: bool
@@ -170,12 +170,12 @@ def _nccl_lacking() -> str | None:
 
 _NCCL_LINK_S = 15.0  # an estimate: the first communicator of two hosts also finds and opens their network cards
 NCCL_DEFAULTS: Mapping[str, str] = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # not 3: with it torch exits the process when one operation fails
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # not 3: then torch would exit the process when one operation fails
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # not 1: a thread of torch would query the store every second
-    "TORCH_NCCL_ENABLE_MONITORING": "0",  # not 1: torch exits the process when a thread of its own hangs
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # not 1: then torch would exit the process when a thread of its own hangs
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # not 15,000: a failed operation blocks its group for four times this
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": f"{_NCCL_LINK_S - 1:.0f}",  # seconds, not 1,800; torch waits one second longer
-    "NCCL_GRAPH_REGISTER": "0",  # not 1: ranks would wait for each other within a capture, where one may have failed
+    "NCCL_GRAPH_REGISTER": "0",  # not 1: ranks would wait for each other in a capture, even for one that failed
     "NCCL_MAX_P2P_NCHANNELS": "8",  # not 64: each channel of a link takes a multiprocessor while a frame is moved
 }
 """Defaults of the environment variables that torch and NCCL read: docs/devices.md."""
@@ -224,14 +224,14 @@ def _hccl_lacking() -> str | None:
 
 
 HCCL_DEFAULTS: Mapping[str, str] = {
-    "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0",  # not 1: with it torch_npu exits the process when one operation fails
+    "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0",  # not 1: then torch_npu would exit the process when one operation fails
     "TORCH_HCCL_DUMP_ON_TIMEOUT": "0",  # with 1 a failed operation would block its group for ten minutes
     "TORCH_HCCL_ENABLE_MONITORING": "0",  # with 1 torch_npu exits the process when a thread of its own hangs
     "P2P_HCCL_BUFFSIZE": "20",  # MB: each send/receive communicator has two buffers of this size
     "HCCL_CONNECT_TIMEOUT": "120",  # seconds; HCCL's minimum
     "HCCL_HOST_SOCKET_PORT_RANGE": "auto",  # not 60000-60031 and 16666, which several processes of an NPU would bind
     "HCCL_NPU_SOCKET_PORT_RANGE": "auto",  # the same; it must be set on both ends
-    "HCCL_EXEC_TIMEOUT": "204",  # seconds, not 1,836: until then a lost peer's device memory stays allocated
+    "HCCL_EXEC_TIMEOUT": "204",  # seconds, not 1,836: until then the memory for a lost peer stays allocated
 }
 """Defaults of the variables that HCCL and torch_npu read: docs/devices.md. network.py sets HCCL's network interface."""
 

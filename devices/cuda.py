@@ -31,7 +31,7 @@ def card_traits(capability: tuple[int, int]) -> Traits:
 
 
 def _multiplies(name: str, capability: tuple[int, int]) -> bool:
-    """Return whether torch supports this product: ATen/native/cuda/ScaledBlas.cpp and GroupedBlas.cpp for float8."""
+    """Return whether torch multiplies this format; float8: ATen/native/cuda/ScaledBlas.cpp and GroupedBlas.cpp."""
     if name == "float8":
         return capability >= (8, 9)
     if name == "float8-blocks":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PoolDevice(Protocol):
-    """What a pool needs of its device."""
+    """What a pool needs from its device."""
 
     traits: "Traits"
 

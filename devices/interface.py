@@ -177,7 +177,7 @@ class Device(Protocol):
 
     @property
     def checks_in_child(self) -> bool:
-        """Whether kernels are checked in a child process first: a bad kernel may make the device unusable there."""
+        """Whether kernels are first run in a child process: an error may make the device unusable for the process."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Graph:

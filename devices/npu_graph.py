@@ -53,7 +53,7 @@ class NpuGraph:
         self._is_running = False
 
     def replay(self, host_lengths: dict[str, list[int]] | None = None) -> None:
-        """See Graph. Blocks until the previous replay is done; without `host_lengths`, reuses its lengths."""
+        """See Graph. Blocks until the previous replay is done; without `host_lengths`, reuses that replay's lengths."""
         if self._is_running:
             self._ended.synchronize()
         if host_lengths is not None:

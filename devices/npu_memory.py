@@ -2,8 +2,8 @@
 
     parent  _share_npu_             CANN's key of the allocation, our offset in it, a counter of users, an event
     child   _new_shared_npu         waits for the event on its stream, and maps the allocation
-    parent  _release_ipc_counter_npu    after the child's end: a killed child leaves the counter as it is, and without
-                                        this torch_npu would keep the memory forever
+    parent  _release_ipc_counter_npu    after the child's end: a killed child does not decrement the counter, so without
+                                        this call torch_npu would keep the memory forever
 
 (torch_npu 2.13: torch_npu.multiprocessing.reductions; THNPStorage_shareNpu, THNPStorage_newSharedNpu and
 THNPStorage_releaseIPCCounter of StorageSharing.cpp.) Never run on an NPU.

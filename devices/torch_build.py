@@ -2,7 +2,7 @@
 
     python -m devices.torch_build npu 2.13.0        # the torch_npu to install; a mismatch is printed, exit status 1
 
-Torch is not imported: that fails with a torch_npu whose CANN is missing.
+Torch is not imported: the import fails with an installed torch_npu whose CANN is missing.
 """
 
 import re

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 MIN_CANN: Final = "9.0"
-"""The CANN release for which torch_npu 2.10 was built, the oldest torch_npu with the ops that we call."""
+"""The CANN release for which torch_npu 2.10 was built; older releases of torch_npu lack ops that we call."""
 MIN_DRIVER: Final[Mapping[int, str]] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """The oldest Linux driver per major release of CUDA: NVIDIA's table of minor version compatibility."""
 _NVIDIA_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*)")
@@ -98,7 +98,7 @@ def npu_mismatch(found: Mapping[str, str]) -> str | None:
 
 
 def torch_of(torch_npu: str) -> str:
-    """Return the minor release of torch that torch_npu's metadata requires, else the release with the same number."""
+    """Return the minor release of torch that torch_npu's metadata requires, else `torch_npu`'s own minor release."""
     try:
         requires = importlib.metadata.requires("torch_npu") or ()
     except importlib.metadata.PackageNotFoundError:

@@ -36,11 +36,11 @@ _BOUNDS: dict[str, tuple[int, float]] = {
 class InstanceConfig:
     """One instance.
 
-    `server_ip` and `device_ids` are its table entry, `table_port` the port in that entry, which distinguishes two
-    clusters on one host; `cores` are the CPU cores it runs on (empty: all), `quota_share` its share of this host's
-    CPU quota. `ticket_lease_s` bounds how long a reservation is kept. `trust` lists the accepted peers: by default,
-    without a table, loopback alone. `plan` is what the tables contained at start-up; later changes of the global table
-    are followed.
+    `server_ip` and `device_ids` are its table entry; `table_port`, the port in that entry, distinguishes two clusters
+    on one host. `cores` are the CPU cores it runs on (empty: all), `quota_share` is its share of this host's CPU quota.
+    `ticket_lease_s` bounds how long a reservation is kept. `trust` lists the accepted peers: by default, without a
+    table, loopback alone. `plan` is what the tables contained at start-up; later changes of the global table are
+    followed.
     """
 
     options: EngineOptions
@@ -123,7 +123,9 @@ def parse_port_range(text: str | None) -> tuple[int, int] | None:
         return None
     first, _, last = text.partition("-")
     if not (_is_port(first) and _is_port(last) and int(first) <= int(last)):
-        raise ConfigError(f"--kv-port-range {text!r} must be FIRST-LAST with ports in 1..65535, such as 20000-20100")
+        raise ConfigError(
+            f"--kv-port-range {text!r} must be FIRST-LAST with 1 <= FIRST <= LAST <= 65535, such as 20000-20100"
+        )
     return int(first), int(last)
 
 

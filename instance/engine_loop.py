@@ -100,7 +100,7 @@ class EngineLoop:
                 self._run_turn()
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: one error must not end the loop
                 _log.error("engine_turn_failed", error, error=error)
-                self._wait_for_work()  # a lasting error must not spin; health checks see the old mark
+                self._wait_for_work()  # an error that lasts must not make the loop spin; health checks see the old mark
             else:
                 self._mark = self._clock()
 

@@ -19,7 +19,7 @@ _MAX_TABLES = 8
 
 
 class EntryLock:
-    """Holds a table entry for this process. Raises ConfigError, naming both processes, if another one holds it."""
+    """Holds a table entry for this process. Raises ConfigError, naming both processes, if another process holds it."""
 
     def __init__(self, table_digest: str, server_ip: str, device_ids: tuple[str, ...]) -> None:
         self._server_ip, self._device_ids = server_ip, device_ids
@@ -27,7 +27,7 @@ class EntryLock:
         self.hold(table_digest)
 
     def hold(self, table_digest: str) -> None:
-        """Hold the entry under this table's digest too, and release the oldest of more than _MAX_TABLES digests.
+        """Hold the entry under this table's digest too; of more than _MAX_TABLES digests, release the oldest.
 
         Raises ConfigError as at the start.
         """

@@ -20,7 +20,7 @@ _CONNECT_S = 60.0
 def connect_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: Identity) -> Mapping[Rank, FarRank]:
     """Start the KV links of each rank that has its own pool; return rank 0's connection to each of these ranks.
 
-    The first step may begin only afterwards.
+    The first step may begin only after this returns.
 
     Raises ConfigError, and InstanceLost if a rank has exited or does not answer.
     """

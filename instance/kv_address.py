@@ -1,4 +1,4 @@
-"""Addresses that an instance's KV links bind to: --kv-ip, else the instance's address in the table."""
+"""Addresses that an instance's KV links bind to: --kv-ip, else --host or the instance's address in the table."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def kv_host(config: InstanceConfig) -> str:
 
 
 def kv_source(config: InstanceConfig, own: Callable[[], tuple[str, ...]] = interface_addresses) -> str | None:
-    """Return the source address of outgoing KV links: peers know this instance by the table's address.
+    """Return the source address of outgoing KV links: --kv-ip, else the table's address, which peers know.
 
     None lets the kernel choose: on loopback, and where this machine does not own the address, as in a container whose
     host owns it.

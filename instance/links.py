@@ -59,7 +59,7 @@ def add_links(load: LoadSnapshot, sender: LinkedSender, receiver: CountedReceive
 class LinkMeasurer:
     """Owner of the measurements: one at a time, each on a thread of its own, as it waits for a peer.
 
-    A session's second measurement is refused while its first has not ended; one of another session waits for its turn.
+    A session's second measurement is refused until its first has ended; another session's measurement waits its turn.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ THREAD = "load"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loaded engine with notes for the log, and the encoder of its images where it has one."""
+    """A loaded engine with notes for the log, and its image encoder if it has one."""
 
     engine: Engine
     notes: tuple[str, ...] = ()

@@ -50,7 +50,7 @@ def warn_of_slow_set_up(named: Sequence[str], memory: PoolMemory) -> None:
 
 
 def warn_of_settings(named: Sequence[str], memory: PoolMemory, num_ranks: int, environ: Mapping[str, str]) -> None:
-    """Log each of the user's variables that makes process group operations fail here, or end this process."""
+    """Log each of the user's environment variables that can make process group operations fail or end this process."""
     collective = collective_of(device_of(memory))
     if collective is None:
         return
@@ -64,8 +64,8 @@ def warn_of_settings(named: Sequence[str], memory: PoolMemory, num_ranks: int, e
         _log.warning("failed_operation_exits", setting=exits, consequence=consequence)
     if order is not None and num_ranks > 1 and has_links:
         consequence = (
-            "sums over ranks and KV links are launched by two threads, and operations of one may fail; 0, the default, "
-            "prevents that"
+            "sums over ranks and KV links are launched by two threads, and operations of either may fail; "
+            "0, the default, prevents that"
         )
         _log.warning("launches_race", setting=order, consequence=consequence)
 

@@ -143,7 +143,7 @@ def _entry_name(config: InstanceConfig, table_digest: str) -> str:
 
 
 def _exit_despite_native_threads(error: PdserveError | None = None) -> None:
-    """Exit at once if a thread is still in native code: a normal exit could crash there, or wait for it forever.
+    """Exit at once if a thread is still in native code: a normal exit could crash in it, or wait forever.
 
     Such a thread loads, runs a long step or waits for a device. `error` is printed here, as nothing else will print it.
     """

@@ -44,7 +44,10 @@ def deal_cards(traits: Traits, num_ranks: int, environ: Mapping[str, str]) -> tu
     if twice is not None:
         raise ConfigError(f"{variable}={shown!r} names card {twice} twice: each rank needs its own")
     if len(names) < num_ranks:
-        raise ConfigError(f"{variable}={shown!r} shows {len(names)} cards, but each of {num_ranks} ranks needs its own")
+        raise ConfigError(
+            f"{variable}={shown!r} shows too few cards for {num_ranks} ranks: it shows {len(names)}, "
+            "but each rank needs its own"
+        )
     return names[:num_ranks]
 
 

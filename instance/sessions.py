@@ -45,7 +45,7 @@ class Sessions:
             )
 
     def add(self, session: InstanceSession) -> None:
-        """Add a session: from now on it gets the events for all."""
+        """Add a session: from now on it gets the events that are sent to all sessions."""
         self._by_scheduler = MappingProxyType({**self._by_scheduler, session.hello.scheduler_id: session})
 
     def remove(self, session: InstanceSession) -> None:

@@ -27,7 +27,7 @@ _log = EventLogger("table")
 
 POLL_S = 1.0
 LET_GO_S = 30.0
-"""Longer than a new table takes to reach the scheduler (a ConfigMap may take minutes), which then drains us."""
+"""Time for the scheduler to read the same table and drain us; after that we refuse new prompts, or end if idle."""
 DRAIN_S = 300.0
 
 
@@ -87,7 +87,7 @@ def stage(gone_s: float | None, *, in_session: bool, is_busy: bool) -> Stage:
 
 class EntryWatch:
     """Owner of the table state of an instance. `hold` locks the entry under a new table's digest, so that no second
-    process starts for it; `plan` has the table read at the start.
+    process starts for it; `plan` is what the tables contained at start-up.
     """
 
     def __init__(
@@ -200,4 +200,4 @@ class EntryWatch:
         there = None if entry is None else entry.server.server_port
         if self._plan.has_node_ports or there is None or own.server_port in (None, there):
             return ""
-        return f"{text}: its port is {there} in the table, but {own.server_port} here"
+        return f"{text}: the entry with its devices has port {there}, but this process has {own.server_port}"

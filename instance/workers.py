@@ -46,7 +46,7 @@ class Workers:
         self._load, self._freed = load, freed
 
     def on_step(self, result: StepResult) -> None:
-        """Send all new tokens in one message (step_parts.py), then commit the prefilled prompts. Engine thread."""
+        """Send each owner its tokens (step_parts.py); handle prefilled, pooled and failed prompts. Engine thread."""
         times = [(prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps]
         times += [
             (prompt_id, StageTimes(prefill_s=seconds, cached_tokens=cached, written_tokens=written))

@@ -51,7 +51,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The sending ranks for receivers with a given number of ranks; `speaker` sends their rank 0 the description."""
+    """The sending ranks for a given number of receiving ranks; `speaker` sends the description to receiving rank 0."""
 
     ranks: tuple[int, ...]
     speaker: int

@@ -32,7 +32,7 @@ class Arrivals:
             self._seen.pop(link, None)
 
     def moving(self) -> Iterator[int]:
-        """Yield the links that received bytes of a frame since the last call. One thread at a time."""
+        """Yield the links that received bytes of a frame since the last call. Only one thread at a time may call it."""
         for link, seen in self._seen.copy().items():
             received = self._received.get(link)
             count = 0 if received is None else received()

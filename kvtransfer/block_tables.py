@@ -52,7 +52,7 @@ class TablesReceived:
         if entry is None:
             return None
         if not 0 <= kept <= len(entry[0]):
-            raise ValueError(f"{kept} blocks of ticket {ticket_id} are to be kept, but only {len(entry[0])} are known")
+            raise ValueError(f"ticket {ticket_id} is to keep {kept} of its blocks, but only {len(entry[0])} are known")
         entry[0] = entry[0][:kept] + tuple(more)
         return entry[0]
 

@@ -31,7 +31,7 @@ class Comparison:
 def compare(
     new: Link, used: Link | None, clock: Callable[[], float], done: Callable[[Comparison | PdserveError], None]
 ) -> None:
-    """Measure both links; `done` is called once, on a thread of one of them or the caller's.
+    """Measure both links; `done` is called once, on a thread of one of the links or the caller's.
 
     Tickets on the link in use are sent between the frames of its measurement, of which at most 4 MiB are in flight.
     """

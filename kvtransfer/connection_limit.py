@@ -60,7 +60,7 @@ class ConnectionLimit:
                     f"{self._max_of_address} from one address"
                 )
             if len(self._inside) >= self._max_inside:
-                raise Unavailable(f"{len(self._inside)} KV links are open, but the limit is {self._max_inside}")
+                raise Unavailable(f"{len(self._inside)} KV links are open, and the limit is {self._max_inside}")
             del self._waiting[number]
             self._inside.add(number)
 

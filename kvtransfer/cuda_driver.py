@@ -36,7 +36,7 @@ class CudaDriver:
     def lacking(self, pool: torch.Tensor) -> str | None:
         """Try to export the pool, and return why that fails, or None."""
         if pool.device.type != "cuda":
-            return f"the KV pool is on {pool.device}, but cuda_ipc supports only cuda"
+            return f"the KV pool is on {pool.device}, but cuda_ipc supports only CUDA"
         if not torch.cuda.is_available():
             return "torch sees no CUDA device"
         try:
@@ -75,7 +75,8 @@ class CudaPool:
             try:
                 start, size = _allocation_of(self._base)
                 if self._base + handles.offset + handles.num_bytes > start + size:
-                    raise OSError(f"{handles.num_bytes} bytes at {handles.offset} are not in an allocation of {size}")
+                    text = f"{handles.num_bytes} bytes at {handles.offset} are not in an allocation of {size} bytes"
+                    raise OSError(text)
                 self.tensor = _bytes_at(self._base + handles.offset, handles.num_bytes, device)
             except BaseException:
                 self.close()

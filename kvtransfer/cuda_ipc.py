@@ -2,7 +2,7 @@
 
     Unix socket, abstract name | HELLO, WELCOME | SETUP with the handles | READY, FRAME headers with blocks
 
-Unlike a sealed memfd an opened allocation is writable: the driver does not enforce that the receiver only reads. An
+Unlike a sealed memfd, an opened allocation is writable: the driver does not enforce that the receiver only reads. An
 allocation is opened whole, including whatever it contains besides the pool. So links are made only between processes
 of one user (as on every Unix socket here) that have proven that they hold the cluster secret; without a secret, running
 as the same user is enough.

@@ -3,7 +3,7 @@
     PoolMemory.tensor  --region_of-->  DeviceRegion  in a Place  --process_mover()-->  TorchMover (mover.py)
     PoolMemory.buffer  --region_of-->  Region                                          the native functions
 
-Nothing here imports torch: a process whose pools are host memory never loads it for this.
+Nothing here imports torch: a process whose pools are in host memory does not need it.
 """
 
 import contextlib

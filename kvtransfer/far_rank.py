@@ -5,8 +5,8 @@
     Quorum       <-> FarShare    <==============> reports of the rank's receiver
 
 Sending to a rank never blocks the caller: messages go through a queue (rank_outbox.py), in the order of the calls. A
-link of the rank that needs the messages sent so far requests them (rank_transfer.py). A rank that has exited or stops
-reading is lost, and its instance with it; the callers get no error.
+link of the rank that needs all messages sent so far sends CATCH_UP and waits for CAUGHT_UP (rank_transfer.py). A rank
+that has exited or stops reading is lost, and its instance with it; the callers get no error.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class FarRank:
         self, end: socket.socket, rank: Rank, lost: Callable[[str], PdserveError], trust: Trust,
         num_marks: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
-        """`lost` ends the instance and returns the error; if the addresses of `trust` change, the rank is sent them.
+        """`lost` ends the instance and returns the error; changed addresses of `trust` are sent to the rank.
 
         `num_marks` counts the marks of rank 0's pool; the rank makes its own in the same order.
         """

@@ -1,4 +1,4 @@
-"""Split a put into frames: as few as the limits allow, each of neighbouring tensors or of a part of one. Pure.
+"""Split a put into frames: as few as the limits allow, each with neighbouring tensors or part of one tensor. Pure.
 
     layers 0-3 of tokens [0, 512) | 0 k 0 v 1 k 1 v 2 k | 2 v 3 k 3 v |       small tensors share a frame
     layer 0 of tokens [0, 65536)  | 0 k [0, 32768) | 0 k [32768, 65536) | 0 v [0, 32768) | ...

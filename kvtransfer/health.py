@@ -74,7 +74,7 @@ class Health:
     def failed(self, name: str, reason: str, now: float) -> None:
         """Record a failed dial or a lost link of `name`: it rests, twice as long as the last time.
 
-        Several links lost at once count once; a link that lasted for the longest rest clears older failures.
+        Several links lost at once count once; a link that lasted as long as the longest rest clears older failures.
         """
         state = self._states[name]
         self._forget_rates(name)

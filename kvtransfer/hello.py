@@ -93,7 +93,10 @@ def decode_hello(body: bytes | bytearray) -> Hello:
         head = _HEAD.unpack_from(body)
         version, sender_epoch, link_epoch, receiver_epoch, nonce, flags, *ranks, block_size, num_blocks, count = head
         if count > _MAX_TENSORS or flags & ~_DIGESTS:
-            raise WireError(f"HELLO names {count} KV tensors (the limit is {_MAX_TENSORS}) and flags {flags:#x}")
+            raise WireError(
+                f"HELLO names {count} KV tensors (the limit is {_MAX_TENSORS}) and flags {flags:#x} "
+                f"(known: {_DIGESTS:#x})"
+            )
         end = _HEAD.size + count * _TENSOR.size
         shapes = list(_TENSOR.iter_unpack(memoryview(body)[_HEAD.size : end]))
         sender, receiver, transport, *names = unpack_texts(memoryview(body)[end:], 3 + 2 * count)
@@ -148,6 +151,6 @@ def check_hello(hello: Hello, *, instance_id: str, epoch: int, layout: PoolLayou
     if not 0 < pool_bytes <= _MAX_POOL_BYTES:
         raise Incompatible(
             f"a pool of {hello.num_blocks} blocks of {hello.block_size} has {pool_bytes} bytes, "
-            f"but the limit is {_MAX_POOL_BYTES}"
+            f"but must have 1 to {_MAX_POOL_BYTES}"
         )
     return hello.layout

@@ -99,7 +99,7 @@ class Incoming:
         while True:
             kind, body = self._stream.receive_message()
             if kind not in _FROM_SENDER:
-                raise WireError(f"{kind.name} is not a message of a sender")
+                raise WireError(f"{kind.name} is not a message that a sender sends")
             message = decode(kind, body)
             assert not isinstance(message, Refuse)
             if isinstance(message, Frame) and message.num_bytes == 0:

@@ -159,8 +159,8 @@ class Inflow:
         claimed = sum(_tensor_tokens(known.frame) for known in self._frames.values())
         if len(self._frames) != commit.num_frames or claimed != self._wanted_tokens:
             raise HandoffFailed(
-                f"the commit states {commit.num_frames} frames, but {len(self._frames)} were received, with "
-                f"{claimed} of {self._wanted_tokens} tensor tokens"
+                f"the number of frames is {commit.num_frames} in the commit, but {len(self._frames)} were received, "
+                f"with {claimed} of {self._wanted_tokens} tensor tokens"
             )
         self._commit = commit
         return FrameVerdict.MOVE

@@ -35,7 +35,7 @@ class PoolMemory(Protocol):
 class SendStats:
     """Statistics of one hand-off on the sender, from the first frame's announcement to the ack.
 
-    `early_bytes` of the `kv_bytes` were announced before the commit was posted: hidden by the overlap with prefill.
+    Of `kv_bytes`, `early_bytes` were announced before the commit was posted: their transfer overlapped with prefill.
     """
 
     transport: str
@@ -53,7 +53,7 @@ class SenderEvents(Protocol):
         ...
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
-        """The ticket ended without commit (link lost, receiver aborted, lease over): the blocks may be freed."""
+        """The ticket ended without commit (link lost, receiver aborted, lease expired): the blocks may be freed."""
         ...
 
 
@@ -133,7 +133,7 @@ class Receiver(Protocol):
         ...
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End a ticket and notify its sender, if any. `ended` is called unless it had ended already."""
+        """End a ticket and notify its sender, if any. `ended` is called unless the ticket had ended already."""
         ...
 
     def close(self) -> None:

@@ -144,7 +144,7 @@ class Link:
         return 0 if self._tickets is None else self._tickets.announced(ticket_id)
 
     def post(self, op: Op) -> None:
-        """Queue an op without blocking. After the link's end it is dropped; the link's tickets have ended too."""
+        """Queue an op without blocking. After the link's end the op is dropped: the link's tickets have ended too."""
         self._queue.put(op)
 
     def drain(self) -> None:

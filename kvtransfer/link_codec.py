@@ -115,9 +115,9 @@ def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[MessageType, 
         raise VersionMismatch(f"KV protocol version {PROTOCOL_VERSION} here, {version} there")
     known = _KINDS.get(kind)
     if zero != 0 or known is None:
-        raise WireError(f"no message of type {kind} with flags {zero}")
+        raise WireError(f"no message has type {kind} and flags {zero}")
     if length > _MAX_BODY[known]:
-        raise WireError(f"{known.name} of {length} bytes, but the limit is {_MAX_BODY[known]}")
+        raise WireError(f"{known.name} has {length} bytes, but the limit is {_MAX_BODY[known]}")
     return known, length
 
 
@@ -145,7 +145,7 @@ def _decode(kind: MessageType, body: memoryview) -> TicketMessage | Refuse | Sig
         case MessageType.ABORT:
             return Abort(ticket_id, epoch, *unpack_texts(tail, 2))
     if kind not in _NUMBERS:
-        raise WireError(f"{kind.name} of {len(body)} bytes is not a message of a ticket")
+        raise WireError(f"{kind.name} of {len(body)} bytes is not a message about a ticket")
     message, numbers = _NUMBERS[kind]
     return message(ticket_id, epoch, *numbers.unpack(tail))
 
@@ -191,10 +191,10 @@ def unpack_texts(body: memoryview, count: int) -> list[str]:
         offset += _NUMBER.size
         if length > MAX_TEXT_BYTES or offset + length > len(body):
             raise WireError(
-                f"a string of {length} bytes, of which {len(body) - offset} are present; the limit is {MAX_TEXT_BYTES}"
+                f"a string has {length} bytes, but {len(body) - offset} are left, and the limit is {MAX_TEXT_BYTES}"
             )
         texts.append(str(body[offset : offset + length], "utf-8"))
         offset += length
     if offset != len(body):
-        raise WireError(f"{len(body) - offset} bytes after the last string")
+        raise WireError(f"the last string ends at byte {offset} of {len(body)}")
     return texts

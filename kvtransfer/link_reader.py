@@ -78,7 +78,7 @@ class LinkReader:
             case Signal():
                 self._post(ProbeAnswered(message, time.monotonic()))
             case _:
-                raise WireError(f"{type(message).__name__} is not a message of a receiver")
+                raise WireError(f"{type(message).__name__} is not a message that a receiver sends")
 
     def _release_user(self) -> None:
         with self._lock:

@@ -123,7 +123,9 @@ class MooncakeOutlet:
     def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
         """Gather the payload into the ring, waiting for space, and return the FRAME with its position there."""
         if frame.num_bytes > _MAX_BYTES:
-            raise HandoffFailed(f"a frame of {frame.num_bytes} bytes exceeds mooncake's staging memory of {_MAX_BYTES}")
+            raise HandoffFailed(
+                f"a frame of {frame.num_bytes} bytes exceeds mooncake's staging memory of {_MAX_BYTES} bytes"
+            )
         start = self._wait_for_room(frame)
         self._memory.staging.gather(start, source)
         return [encode(replace(frame, block_ids=(start,)))]
@@ -132,7 +134,7 @@ class MooncakeOutlet:
         """Free the oldest frame's space. Raises WireError for any other frame."""
         with self._changed:
             if not self._in_ring or self._in_ring[0] != (message.ticket_id, message.number):
-                raise WireError(f"TAKEN of frame {message.number}, which is not the oldest")
+                raise WireError(f"TAKEN names frame {message.number}, which is not the oldest")
             self._in_ring.popleft()
             self._ring.give_back()
             self._changed.notify_all()
@@ -174,7 +176,8 @@ class MooncakeInlet:
         (start,) = frame.block_ids if len(frame.block_ids) == 1 else (self._num_bytes,)
         if start + frame.num_bytes > self._num_bytes or not 0 < frame.num_bytes <= _MAX_BYTES:
             raise HandoffFailed(
-                f"frame {frame.number} of {frame.num_bytes} bytes at {start} is not within a ring of {self._num_bytes}"
+                f"frame {frame.number} of {frame.num_bytes} bytes at {start} is not within a ring of "
+                f"{self._num_bytes} bytes"
             )
         if not self._read(self._address + start, frame.num_bytes, stop):
             return None

@@ -1,6 +1,6 @@
 """This process's mover for any memory: host memory by native functions, device memory by torch.
 
-torch is imported with the first place in device memory; a process whose pools are host memory never loads it.
+torch is imported when bytes in device memory are first moved: a process whose pools are in host memory never loads it.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Numbered windows: a frame's block ids in the sender's pool are sent once per link, later frames use the number.
+"""Numbered windows: a frame's block ids in the sender's pool are sent once per link; later frames use the number.
 
     FRAME window 7, blocks 3 9 4 | FRAME window 7 | FRAME window 7 | FRAME window 8, blocks 12 13 | ...
 

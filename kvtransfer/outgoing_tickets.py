@@ -183,7 +183,7 @@ class OutgoingTickets:
                 self._end(entry, from_name(abort.error, abort.reason))
 
     def _finish(self, entry: _OpenTicket, op: FinishTicket) -> None:
-        """Commit what was digested, or without digests what was sent, while the blocks were held.
+        """Commit only if the blocks were held until all was digested or, without digests, sent.
 
         An abort frees them before its Drop is handled here: data digested since then may be another prompt's.
         """
@@ -226,7 +226,7 @@ class OutgoingTickets:
             self._send(ticket, cut, window, put.mark)
 
     def _wait_for_event(self, mark: Event) -> None:
-        """Wait until the work before the mark is computed, renewing leases meanwhile. Raises LinkLost."""
+        """Wait until the work before the mark is done, renewing leases meanwhile. Raises LinkLost."""
         limit_s, interval_s = self._settings.timeouts.progress_s, self._settings.check_interval_s
         deadline = time.monotonic() + limit_s
         while not wait_until(lambda: mark.is_done, max(0.0, min(interval_s, deadline - time.monotonic()))):
@@ -259,7 +259,9 @@ class OutgoingTickets:
             return
         ticket = entry.ticket
         if not ticket.holds(self._settings.clock()):
-            raise HandoffFailed(f"ticket {ticket.ticket_id} is {ticket.state} or its lease expired: it holds no blocks")
+            raise HandoffFailed(
+                f"ticket {ticket.ticket_id} is {ticket.state}: blocks are held only when all is sent, within the lease"
+            )
         self._outbox.add([encode(Held(read.ticket_id, read.epoch))])
 
     def _holds_blocks(self, entry: _OpenTicket) -> bool:

@@ -4,9 +4,9 @@
     beside a loaded link a second link is dialled; while a worse transport is in use, a better one is tried again, or
     tried for the first time if its set-up is slow or it must be measured first
 
-Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained. A link that
-must be measured first is closed again unless it is faster than the one in use. While it is in use, the others, which
-may have failed when it was measured, are tried and measured against it.
+Links of both kinds are spare: no ticket waits for their dial. When a better link is up, the worse ones are drained. A
+link that must be measured first is closed again unless it is faster than the one in use. While such a link is in use,
+the other transports, which may have failed when it was measured, are tried and measured against it.
 """
 
 import threading
@@ -114,9 +114,9 @@ class Peer:
 
     @property
     def over(self) -> bool:
-        """Whether it has no links left, and is retired or unused for FORGET_AFTER_S.
+        """Whether it has no links left, and is retired or has been unused for FORGET_AFTER_S.
 
-        Tickets end with their links, so none refers to it.
+        Tickets end with their links, so no ticket refers to it.
         """
         with self._lock:
             if any(link.thread.is_alive() for link in self._links):
@@ -196,7 +196,7 @@ class Peer:
     def _use(self, link: Link, slower: str = "") -> None:
         """Let the best links take the tickets from now on, and drain the worse ones; `link` is ready.
 
-        Those over the transport `slower` are worse.
+        Links over the transport `slower` count as worse.
         """
         with self._lock:
             if link.state == "down":  # lost before its comparison was reported
@@ -221,7 +221,7 @@ class Peer:
             _log.info("kv_link_back", peer=self.key.instance_id, transport=best.transport)
 
     def down(self, link: Link, error: PdserveError | None) -> None:
-        """A link has ended: its transport rests, unless the link was closed normally or none works (link.LinkOwner)."""
+        """A link has ended: its transport rests unless the end was normal or no transport works (link.LinkOwner)."""
         with self._lock:
             self._idle_since = self._settings.clock()
             trial, self._trial = self._trial, None if link is self._trial else self._trial

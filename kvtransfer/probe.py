@@ -92,7 +92,8 @@ class SpeedProbe:
         """End the measurements whose deadline has passed. Raises LinkLost."""
         running, now = self._running, self._settings.clock()
         if running is not None and now > running.op.deadline:
-            done = f"{len(running.round_trips)} round trips and {running.bytes_sent} of {running.op.num_bytes} bytes"
+            trips = f"{len(running.round_trips)} of {_NUM_PINGS} round trips"
+            done = f"{trips} and {running.bytes_sent} of {running.op.num_bytes} bytes"
             self._running = None
             running.op.done(DeadlineExceeded(f"the measurement completed only {done} before its deadline"))
         late = [op for op in self._waiting if now > op.deadline]

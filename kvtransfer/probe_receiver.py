@@ -47,11 +47,11 @@ class ProbeReceiver:
         """Move the payload like any other, and answer. Raises LinkLost, WireError."""
         assert self._expected is not None
         if frame.num_bytes > PROBE_BYTES:
-            raise WireError(f"a probe of {frame.num_bytes} bytes, but the limit is {PROBE_BYTES}")
+            raise WireError(f"a probe has {frame.num_bytes} bytes, but the limit is {PROBE_BYTES}")
         if frame.num_tensors != 1 or not 0 < frame.end - frame.start <= frame.num_bytes:
             raise WireError(
-                f"a probe of {frame.num_tensors} tensors and {frame.end - frame.start} tokens, "
-                f"but the limits are 1 and {frame.num_bytes}, one token per byte"
+                f"a probe has num_tensors {frame.num_tensors} and num_tokens {frame.end - frame.start}, "
+                f"but must have 1 and 1 to {frame.num_bytes}, its number of bytes"
             )
         self._scratch = self._scratch or self._make_scratch(PROBE_BYTES)
         try:

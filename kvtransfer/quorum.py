@@ -115,7 +115,7 @@ class Quorum:
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
         """Open a ticket on every rank. It may already have ended when this returns; then its owner has been notified.
 
-        Raises ValueError for inconsistent numbers or an id in use, Unavailable once it is closed.
+        Raises ValueError for inconsistent numbers or an id in use, Unavailable once the quorum is closed.
         """
         blocks = tuple(block_ids)
         for share in self.shares:

@@ -13,7 +13,7 @@ from wire.types import KvEndpoint
 
 
 class RankSender(Sender, Protocol):
-    """One rank's sender: a KvSender, or a proxy of one in another process."""
+    """One rank's sender: a KvSender, or a proxy for one in another process."""
 
     @property
     def frames_resent(self) -> int:
@@ -40,7 +40,7 @@ class RankSender(Sender, Protocol):
 
 
 class RankReceiver(Protocol):
-    """One rank's receiver: a KvReceiver, or a proxy of one in another process."""
+    """One rank's receiver: a KvReceiver, or a proxy for one in another process."""
 
     @property
     def endpoints(self) -> tuple[KvEndpoint, ...]:

@@ -193,7 +193,7 @@ class RankTransfer:
         pool = device_memory(self._memory)
         if pool is None or pool.await_marks(count, _SEND_S):
             return True
-        self._abort(ticket_id, f"a layer that rank 0 reported was not launched by a rank within {_SEND_S:g} s")
+        self._abort(ticket_id, f"a layer that rank 0 reported was not launched by another rank within {_SEND_S:g} s")
         return False
 
     def _abort(self, ticket_id: str, reason: str) -> None:

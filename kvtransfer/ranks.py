@@ -3,8 +3,8 @@
 Every head that a D rank holds is sent by exactly one of the P ranks that hold it. If several do (more ranks than
 heads), the D ranks that need the head are divided among them; a D rank assigned several uses them in turn, by layer.
 
-    9/3 heads, TP 2 -> TP 4     P rank 0 (heads 0 1)  -> D rank 0 (0), rank 1 (0), rank 2 (1)
-                                P rank 1 (head 2)     -> D rank 3 (2)
+    3 KV heads, TP 2 -> TP 4    P rank 0 (heads 0, 1) -> D rank 0 (head 0), rank 1 (head 0), rank 2 (head 1)
+                                P rank 1 (head 2)     -> D rank 3 (head 2)
 """
 
 from collections.abc import Mapping, Sequence

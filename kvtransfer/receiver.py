@@ -157,7 +157,7 @@ class KvReceiver:
             sock, address = listener.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # out of descriptors, say: retry later
+        except OSError as error:  # no free descriptor, for example: retry later
             if self._closing.is_set():
                 return
             self._refusals.warning("kv_accept_failed", "kv_accept_failed", unix=over_unix, error=error)

@@ -38,7 +38,7 @@ class RowPlan(Protocol):
 
 
 def plan_rows(runs: Runs, align: int, piece_bytes: int, device: torch.device) -> Iterator[RowPlan]:
-    """Yield a plan for each `piece_bytes` of the runs; their address and every base are multiples of `align`."""
+    """Yield a plan for each `piece_bytes` of the runs; the memory's address and every base are multiples of `align`."""
     for rows in _pieces(runs, piece_bytes):
         sizes, offsets = {num_bytes for _, num_bytes in rows}, [offset for offset, _ in rows]
         steps = {after - before for before, after in itertools.pairwise(offsets)}

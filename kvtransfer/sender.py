@@ -1,4 +1,4 @@
-"""P's half of the hand-off: finds the peer of a ticket's instance, posts to the chosen link. Callers never block."""
+"""P's half of the hand-off: finds the peer of a ticket's instance and posts to the chosen link. Callers never block."""
 
 import itertools
 import math
@@ -245,7 +245,7 @@ class KvSender:
                 self._keep_counts(key, peer.status())
 
     def _keep_counts(self, gone: PeerKey, status: LinkStatus) -> None:
-        """Add the counts of a forgotten peer to another one of its instance; drop them if there is no other peer."""
+        """Add the counts of a forgotten peer to another peer of its instance; drop them if there is no other."""
         others = [key for key in self._peers if key.instance_id == gone.instance_id]
         if others:
             self._peers[max(others, key=lambda key: key.rank == gone.rank)].remember(status)

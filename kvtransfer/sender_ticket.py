@@ -84,7 +84,7 @@ class SenderTicket:
     def resend(self, number: int) -> Frame:
         """Return frame `number` to be sent again. Raises HandoffFailed if it does not exist or was resent before."""
         if self.state not in (SenderState.SENDING, SenderState.SENT) or number >= len(self._frames):
-            raise HandoffFailed(f"a resend of frame {number} is requested, but only {len(self._frames)} were sent")
+            raise HandoffFailed(f"frame {number} of {len(self._frames)} cannot be resent: the ticket is {self.state}")
         if number in self._resent:
             raise HandoffFailed(f"a second resend of frame {number} is requested")
         self._resent.add(number)

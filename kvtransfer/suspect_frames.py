@@ -4,7 +4,7 @@ mismatch --the sender resends it--> corrupt           it still held the blocks, 
          --the sender sends ABORT--> dropped          it had ended the ticket, and reused the blocks
          --the link is lost--> corrupt                the sender cannot answer any more
 
-After a NACK the sender does one of these in any case, also if the ticket has ended here in the meantime.
+After a NACK the sender does one of these in any case, even if the ticket has ended here in the meantime.
 """
 
 import threading

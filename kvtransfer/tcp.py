@@ -121,7 +121,7 @@ class TcpInlet:
     def skip(self, frame: Frame) -> None:
         """Drain the rest through a small scratch buffer; a payload past the limit ends the connection."""
         if frame.num_bytes > MAX_FRAME_BYTES:
-            raise WireError(f"FRAME of {frame.num_bytes} bytes, but the limit is {MAX_FRAME_BYTES}")
+            raise WireError(f"a FRAME has {frame.num_bytes} bytes, but the limit is {MAX_FRAME_BYTES}")
         left, self._moved = frame.num_bytes - self._moved, 0
         self._stream.drain(left)
 

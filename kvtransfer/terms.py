@@ -64,7 +64,7 @@ def check_frame(frame: Frame, terms: Terms) -> None:
     wanted_bytes = (frame.end - frame.start) * sum(part.token_bytes[frame.tensor : last])
     if frame.num_bytes != wanted_bytes or wanted_bytes > MAX_FRAME_BYTES:
         raise HandoffFailed(
-            f"{describe_frame(frame)} of {frame.num_bytes} bytes, expected {wanted_bytes}, limit {MAX_FRAME_BYTES}"
+            f"{describe_frame(frame)} has {frame.num_bytes} bytes, expected {wanted_bytes} (limit {MAX_FRAME_BYTES})"
         )
 
 

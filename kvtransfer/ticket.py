@@ -3,7 +3,7 @@
     RESERVED -> RECEIVING -> COMMITTED            (the first two also -> ABORTED | EXPIRED)
 
 Everything is idempotent by (ticket id, epoch, frame number). Each side measures its lease on its own clock. With
-several ranks each rank of D has a share of the ticket, and rank 0 settles them together (quorum.py). The other half:
+several ranks, each rank of D has a share of the ticket, and rank 0 settles them together (quorum.py). The other half:
 sender_ticket.py.
 """
 
@@ -111,7 +111,7 @@ class ReceiverTicket:
         self.renew(link, now)
 
     def renew(self, link: int, now: float) -> None:
-        """Renew the lease of one link; of the whole ticket before it is opened."""
+        """Renew the lease of one link, or that of the whole ticket if no rank of P has opened it yet."""
         inflow = self._inflows.get(link)
         if inflow is not None:
             inflow.lease_end = max(inflow.lease_end, now + self._lease_s)
@@ -207,7 +207,11 @@ class ReceiverTicket:
         return self._end(ReceiverState.ABORTED, reason)
 
     def expire(self, now: float) -> bool:
-        """End the ticket if a rank of P has not sent everything, or never opened it, and that rank's lease is over."""
+        """End the ticket if a lease has expired.
+
+        The leases that count: that of each rank of P that still owes something, and the ticket's own until all ranks of
+        P have opened it.
+        """
         ends = [inflow.lease_end for inflow in self._inflows.values() if inflow.waits_for_sender]
         if not self._inflows or len(self._inflows) < len(self._owed):
             ends.append(self._lease_end)

@@ -1,4 +1,4 @@
-"""One rank's shares of the tickets: applies the links' messages to their state machines, moves frames into slots."""
+"""One rank's shares of the tickets: applies links' messages to their state machines and moves frames into slots."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ _log = EventLogger("kvtransfer")
 
 
 class TicketTable:
-    """Owner of this rank's half of every ticket, under one lock that is not held during I/O and callbacks.
+    """Owner of this rank's share of every ticket, under one lock that is not held during I/O and callbacks.
 
     `answer(link, message)` sends to a link's sender without blocking. Implements quorum.Shares: rank 0 opens and
     settles tickets, and gets each error through `quorum`.
@@ -61,10 +61,12 @@ class TicketTable:
         """Raise ValueError for inconsistent numbers."""
         layout = self._slots.layout
         if not 0 <= first_token <= num_tokens or len(block_ids) < layout.num_blocks_for(num_tokens):
-            raise ValueError(f"tokens [{first_token}, {num_tokens}) do not fit {len(block_ids)} blocks")
+            raise ValueError(
+                f"tokens [{first_token}, {num_tokens}) do not fit; the number of blocks is {len(block_ids)}"
+            )
         if any(not 0 <= block < layout.num_blocks for block in block_ids):
             raise ValueError(
-                f"blocks {min(block_ids)}..{max(block_ids)} are outside the pool of {layout.num_blocks} blocks"
+                f"block ids are {min(block_ids)} to {max(block_ids)}, but must be 0 to {layout.num_blocks - 1}"
             )
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:

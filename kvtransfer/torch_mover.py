@@ -5,7 +5,7 @@
 
 Cost: a piece is gathered and scattered by one kernel each if its rows are regular (row_plan.py), at the speed of the
 device's memory, so in little time. The digest is xxh3-64 here too, so that a frame's digest does not depend on the
-memory from which the frame is read. For the digest every byte is copied to the host once on each side, over PCIe, and
+memory from which the frame is read. For the digest, every byte is copied to the host once on each side, over PCIe, and
 hashed by one CPU thread. So with digests a link between devices is as fast as that copy, and without them as fast as
 the devices.
 

@@ -87,8 +87,8 @@ class Outlet(Protocol):
     def close(self) -> None:
         """Release the resources of the set-up; idempotent.
 
-        The receiver may still read memory that was shared with it: over `shm` and `cuda_ipc` the sender's pool until it
-        unmaps that at the link's end; over `mooncake` a ring with frames not yet taken, for 1 s.
+        The receiver may still read memory that was shared with it: over `shm` and `cuda_ipc`, the sender's pool
+        until the receiver unmaps it at the link's end; over `mooncake`, a ring with frames not yet taken, for 1 s.
         """
         ...
 

@@ -194,7 +194,7 @@ class PrefillWorker:
         return None if hand_off is None else hand_off.owner
 
     def hold_finishes(self) -> AbstractContextManager[object]:
-        """Return a lock: while it is held no prompt of this half can finish, so events emitted meanwhile come first.
+        """Return a lock: while it is held, no prompt of this half can finish, so events emitted meanwhile come first.
 
         Do nothing but emit events while it is held.
         """
@@ -217,8 +217,8 @@ class PrefillWorker:
         total = self._engine.info.layout.num_blocks
         if sum(held) >= hold_limit(total):
             raise NoCapacity(
-                f"{len(held)} finished prompts wait for their receivers in {sum(held)} of {total} KV blocks "
-                f"(limit {hold_limit(total)})"
+                f"finished prompts ({len(held)}) that wait for their receivers hold {sum(held)} of {total} KV blocks, "
+                f"and the limit is {hold_limit(total)}"
             )
 
     def _begin(self, state: PromptState, ticket: Ticket) -> None:
@@ -254,7 +254,9 @@ class PrefillWorker:
         """Emit Refused for a prompt that the engine does not have yet."""
         hand_off = self._pop_hand_off(state.prompt_id)
         if hand_off is not None:
-            known = error if isinstance(error, PdserveError) else InternalError("its images cannot be embedded")
+            known = (
+                error if isinstance(error, PdserveError) else InternalError("the prompt's images cannot be embedded")
+            )
             hand_off.owner.emit(Refused.with_error(state.prompt_id, known))
             self.sender.abort(hand_off.ticket.ticket_id, str(known))
 

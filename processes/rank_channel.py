@@ -68,11 +68,11 @@ class Channel(Generic[K]):
         try:
             body = read_frame(lambda count: self._receive_exactly(count, deadline, fds), _MAX_BYTES)
             if not body:
-                raise ValueError("a message without its kind")
+                raise ValueError("a message has no kind")
             return Message(self._kinds(body[0]), body[1:], tuple(fds))
         except _Late:
             _close_all(fds)
-            raise TimeoutError(f"no message within {timeout_s:g} s") from None
+            raise TimeoutError(f"no message arrived within {timeout_s:g} s") from None
         except BaseException:
             _close_all(fds)
             raise

@@ -69,7 +69,7 @@ class ProofCheck:
         secret, host = self._trust.secret, f"{printable(request.host)} at {peer_address(context)}"
         await self._check_address(context)
         if not MIN_NONCE_BYTES <= len(request.nonce) <= MAX_NONCE_BYTES:
-            message = f"a nonce of {len(request.nonce)} bytes: {MIN_NONCE_BYTES} to {MAX_NONCE_BYTES} are allowed"
+            message = f"the nonce has {len(request.nonce)} bytes, but must have {MIN_NONCE_BYTES} to {MAX_NONCE_BYTES}"
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "nonce", message)
         theirs = readable(request.fingerprint)
         if theirs != ("" if secret is None else secret.fingerprint):

@@ -37,7 +37,8 @@ class Secret:
         """Refuse a secret that could be guessed. Raises ConfigError."""
         if not MIN_SECRET_BYTES <= len(self.value) <= MAX_SECRET_BYTES:
             raise ConfigError(
-                f"a cluster secret of {len(self.value)} bytes: {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are allowed"
+                f"this cluster secret has {len(self.value)} bytes, but must have {MIN_SECRET_BYTES} to "
+                f"{MAX_SECRET_BYTES}"
             )
 
     @property
@@ -149,4 +150,4 @@ def _check_file(status: os.stat_result, path: Path, what: str) -> None:
     if mode & 0o077:
         raise ConfigError(f"{what}: {path} has mode {mode:04o}, but others must have no access: chmod 600 {path}")
     if status.st_uid not in owners:
-        raise ConfigError(f"{what}: {path} belongs to user {status.st_uid}, not to {owners[0]} who runs this")
+        raise ConfigError(f"{what}: {path} belongs to user {status.st_uid}, not to user {owners[0]}, who runs this")

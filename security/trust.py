@@ -31,7 +31,7 @@ class LiveAddresses(AbstractSet[str]):
             changed()
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` after every change, on the thread that makes it. It must not block."""
+        """Call `changed` after every change, on the thread that makes the change. `changed` must not block."""
         self._watchers.append(changed)
 
     def unwatch(self, changed: Callable[[], None]) -> None:

@@ -162,7 +162,7 @@ class SimulatedInstance:
                 self._emit(other, self._role.held)
 
     def _end_session(self, session: SimulatedSession) -> None:
-        """End all work of a session that is gone, its streams later."""
+        """End all work of a session that is gone; its streams end later."""
         self._turns.leave(session)
         if session in self.sessions:
             self.sessions.remove(session)
@@ -182,14 +182,18 @@ class SimulatedInstance:
         blocks, total = self._blocks_for(len(state.token_ids)), self.description.num_blocks
         in_turn = state.probe or self._turns.may_take(session, asyncio.get_running_loop().time())
         if self.behaviour.refuse:
-            self._refuse(session, state.prompt_id, self.behaviour.refuse.popleft(), "set to refuse")
+            self._refuse(session, state.prompt_id, self.behaviour.refuse.popleft(), "this instance is set to refuse")
         elif blocks > total:
-            self._refuse(session, state.prompt_id, NeverFits.__name__, f"{blocks} blocks needed, {total} in the pool")
+            self._refuse(
+                session, state.prompt_id, NeverFits.__name__, f"needed KV blocks: {blocks}, in the pool: {total}"
+            )
         elif blocks > total - self.blocks_used or not in_turn:
             free = total - self.blocks_used
             if not state.probe:
                 self._turns.wait(session)
-            self._refuse(session, state.prompt_id, NoCapacity.__name__, f"{blocks} blocks needed, {free} free")
+            missing = f"needed KV blocks: {blocks}, free: {free}"
+            message = missing if in_turn else "another scheduler's prompt waits here"
+            self._refuse(session, state.prompt_id, NoCapacity.__name__, message)
         else:
             if not state.probe and self._turns.leave(session):
                 asyncio.get_running_loop().call_soon(self._share_load)
@@ -383,7 +387,7 @@ class SimulatedInstance:
             asyncio.get_running_loop().call_soon(self._share_load)
 
     def _share_load(self) -> None:
-        """Report freed blocks to all."""
+        """Report freed blocks to all sessions."""
         for session in self.sessions:
             self._emit(session, Heartbeat(self.load()))
 

@@ -14,9 +14,9 @@ from wire.types import FinishReason, PromptState, SamplingParams, Ticket, TokenO
 class Behaviour:
     """How the instance behaves; may be changed at run time. Times in seconds.
 
-    A step takes `step_s`, or what it costs if `cost` is given: then chunks keep the gaps of its streams below
-    `gap_limit_s`, or below a prompt's own limit. A hand-off takes `send_s`, and `send_token_s` for each
-    token of the prompt. With `caches_prefixes` a prefix that was computed or received is not computed again.
+    A step takes `step_s`, or what it costs if `cost` is given: then chunks keep the gaps of the instance's streams
+    below `gap_limit_s`, or below a prompt's own limit. A hand-off takes `send_s`, and `send_token_s` for each token of
+    the prompt. With `caches_prefixes` a prefix that was computed or received is not computed again.
 
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
     events are delayed by `lag_s`. With `ignores_commands` no command has an effect; a stuck instance (see `get_stuck`)
@@ -67,7 +67,7 @@ class SimulatedPrompt:
         self.ended = {i for i, output in enumerate(self.outputs) if simulated_finish(state.params, output)}
 
     def sample(self, vocab_size: int) -> Iterator[TokenOutput]:
-        """Add one token to each open sequence; where the prompt is handed off, first tokens only."""
+        """Add one token to each open sequence; if the prompt is handed off, only its first tokens."""
         state, only_first = self.state, self.ticket is not None and self.stage == "waiting"
         assert state is not None
         for i, output in enumerate(self.outputs):

@@ -72,7 +72,7 @@ class SimulatedSession:
             yield events
 
     def lost(self) -> None:
-        """End the work of this session because the scheduler is gone, except its streams. Idempotent."""
+        """End the work of this session, except its streams, because the scheduler is gone. Idempotent."""
         if not self._has_ended:
             self._has_ended = True
             self._beat.cancel()

@@ -13,7 +13,7 @@ from wire.description import InstanceDescription
 class PlannedStep:
     """The prompts that decode in a step, the number of their sequences, and the chunks with their numbers of tokens.
 
-    It takes `seconds`.
+    The step takes `seconds`.
     """
 
     decoding: Sequence[SimulatedPrompt]

@@ -58,7 +58,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
     except _BadLine as error:
         raise ConfigError(f"{path}: {error}") from None
     if not rows:
-        raise ConfigError(f"{path}: no request with output tokens")
+        raise ConfigError(f"{path} has no request with output tokens")
     begun = min(row.arrival_s for row in rows)
     return sorted((replace(row, arrival_s=row.arrival_s - begun) for row in rows), key=lambda row: row.arrival_s)
 

@@ -92,7 +92,7 @@ def _text_formatter() -> logging.Formatter:
 
 
 def _for_libraries(stream: TextIO | None) -> logging.Handler:
-    """Return the handler for libraries' warnings, except uvicorn's: the gate logs those failures as our events."""
+    """Return the handler for libraries' warnings, except uvicorn's: we log the failures of HTTP requests as events."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(JsonFormatter())

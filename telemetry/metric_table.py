@@ -37,7 +37,7 @@ class MetricKind(Enum):
 class Exposed:
     """A metric in one namespace: name without prefix, help, and a histogram's bucket boundaries.
 
-    `buckets` None: vLLM's for token counts, which end at the model's length.
+    `buckets` None: vLLM's for token counts, which end at the model's maximum length.
     """
 
     name: str

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 VARIABLE = "PDSERVE_START_PIPE"
 PROCESS, WEIGHTS, GRAPHS, LOADED, SESSION = "process", "weights", "graphs", "loaded", "session"
-"""Our code runs; reading of the weights starts; on devices with graphs their capture starts; the engine is loaded; a
-scheduler has opened a session."""
+"""Our code runs; reading of the weights starts; the capture of graphs starts, on devices that have them; the engine is
+loaded; a scheduler has opened a session."""
 WARM = "warm"
 """A spare process has finished its imports."""
 _MAX_BYTES = 65_536

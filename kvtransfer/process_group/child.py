@@ -4,7 +4,7 @@ python -P -m kvtransfer.process_group.child CHANNEL_FD PARENT_PID
 
     main thread: the serving process's messages --> issuing thread: the calls, each of which may hang --> waiter thread
 
-The serving process enforces every time limit by killing this process, which also ends with it.
+The serving process enforces every time limit by killing this process, which also ends when the serving process ends.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The messages between a serving process and the process of one link's group (processes/rank_channel.py).
 
 serving process  MAKE setup, fds of the staging    SEND start, bytes    RECEIVE start, bytes    ARRIVED message
-the group's      DONE | FAILED text, one for each of the first three, in their order
-                 FORWARD message, NEXT: a message of the set-up for the peer; a request for the peer's next
+group's process  DONE | FAILED text, one for each of the first three, in their order
+                 FORWARD message: a set-up message for the peer    NEXT: a request for the peer's next message
 """
 
 import struct

@@ -36,7 +36,7 @@ class SetupKind(IntEnum):
 
 
 class SetupStream(Protocol):
-    """What an exchange needs of the link's stream."""
+    """What an exchange needs from the link's stream."""
 
     def send(self, pieces: Sequence[memoryview | bytes]) -> None: ...
 
@@ -91,7 +91,7 @@ class SetupExchange:
         """Set a key on this side only. Raises WireError."""
         if len(self._prefix) + len(key.encode()) > _MAX_KEY_BYTES or len(value) > _MAX_VALUE_BYTES:
             raise WireError(
-                f"a key of {len(key)} and a value of {len(value)} bytes, but the limits are {_MAX_KEY_BYTES} and "
+                f"a key has {len(key)} and its value {len(value)} bytes, but the limits are {_MAX_KEY_BYTES} and "
                 f"{_MAX_VALUE_BYTES}"
             )
         if key not in self._keys and len(self._keys) >= _MAX_KEYS:
@@ -108,7 +108,7 @@ class SetupExchange:
         deadline = min(self.deadline, run_time() + timeout_s)
         while missing := [key for key in keys if key not in self._keys]:
             if self._over:
-                raise LinkLost(f"the store of this group is closed and has no {missing[0]!r}")
+                raise LinkLost(f"the store of this group is closed and has no key {missing[0]!r}")
             kind, _ = self._next(deadline, waiting_for=missing[0])
             if kind is not SetupKind.KEY:
                 raise WireError(f"received {kind.name}, expected the key {missing[0]!r}")
@@ -147,7 +147,7 @@ class SetupExchange:
             kind, key_bytes = _HEAD.unpack_from(body)
             tail = bytes(body[_HEAD.size :])
             if key_bytes > len(tail):
-                raise WireError(f"a key of {key_bytes} bytes, of which {len(tail)} are present")
+                raise WireError(f"a key has {key_bytes} bytes, of which {len(tail)} are present")
             kind, key, value = SetupKind(kind), tail[:key_bytes].decode(), tail[key_bytes:]
         except (struct.error, ValueError) as error:
             raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error

@@ -63,14 +63,14 @@ class Group:
         self._waiter.start()
 
     def send(self, tensor: Any) -> "Future[None]":
-        """Send a tensor; the future completes when it may be reused, with LinkLost if the group failed."""
+        """Send a tensor; the future completes when the tensor may be reused, with LinkLost if the group failed."""
         return self._post(lambda: self._group.send([tensor], self._peer, _TAG))
 
     def receive(self, staging: "GroupStaging", num_bytes: int) -> "Future[None]":
         """Receive the peer's next tensor, of `num_bytes`, at the start of `staging`; the future is like that of `send`.
 
         Unless the collective is exact, all of `staging` is the target: a peer that sends more than announced overwrites
-        its contents, and one that sends more than its size ends this process (gloo).
+        the contents of `staging`; one that sends more than fits into `staging` ends this process (gloo).
         """
         tensor = staging.tensor(0, num_bytes if self._collective.exact else staging.num_bytes)
         return self._post(lambda: self._group.recv([tensor], self._peer, _TAG))

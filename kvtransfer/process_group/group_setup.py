@@ -75,7 +75,7 @@ def make_group(
         if rank == SENDER:
             lease.device.sends_to.add(group_name(hello))
         agree(exchange, collective, rank, timeouts)
-        if rank == RECEIVER and group_name(hello) in lease.device.sends_to:  # its one thread would wait for itself
+        if rank == RECEIVER and group_name(hello) in lease.device.sends_to:  # its issuing thread would wait for itself
             raise Unavailable(f"both ends of the link are in this process, on {lease.device.name}")
         with _hold_turn(exchange, lease.device, leads, timeouts) as end:
             refuse_if_unfreed(lease.device.unfreed, lease.device.name)
@@ -180,7 +180,7 @@ def refuse_if_unfreed(unfreed: Collection[str], device: str) -> None:
     """Raise Unavailable, with both values, if too many closed groups could not be freed."""
     if len(unfreed) >= MAX_UNFREED:
         raise Unavailable(
-            f"{len(unfreed)} groups of lost links still hold memory on {device}, but the limit is {MAX_UNFREED}"
+            f"{len(unfreed)} groups of lost links still hold memory on {device}, and the limit is {MAX_UNFREED}"
         )
 
 

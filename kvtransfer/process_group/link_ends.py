@@ -128,7 +128,7 @@ class GroupInlet:
             self._here = False
             return
         if frame.num_bytes > min(MAX_PAYLOAD_BYTES, MAX_FRAME_BYTES):
-            raise WireError(f"FRAME of {frame.num_bytes} bytes, but the limit is {MAX_PAYLOAD_BYTES}")
+            raise WireError(f"a FRAME has {frame.num_bytes} bytes, but the limit is {MAX_PAYLOAD_BYTES}")
         arriving = self._arriving or self._group.receive(self._staging, frame.num_bytes)
         self._arriving = None
         self._waiter.wait(arriving, _NEVER)

@@ -5,7 +5,7 @@
 
     MAKING -> MADE -> closed: killed, reaped, then the staging is freed; nothing else can access it
 
-A process that is lost, or that reports nothing for the time limit, ends this group and no other.
+A process that is lost, or that reports nothing within the time limit, ends this group and no other.
 """
 
 import contextlib
@@ -181,7 +181,7 @@ class RemoteGroup:
         elif message.kind is GroupMessage.FAILED:
             raise LinkLost(message.payload.decode("utf-8", "replace"))
         elif not self._is_setting_up:
-            raise LinkLost(f"{message.kind.name} after the set-up")
+            raise LinkLost(f"received {message.kind.name} after the set-up")
         elif message.kind is GroupMessage.FORWARD:
             self._stream.send([message.payload])
         elif message.kind is GroupMessage.NEXT:
@@ -210,10 +210,10 @@ def make_remote_group(
     stream: Stream, hello: Hello, rank: int, collective: Collective, device: str, staging: tuple[str, int],
     timeouts: Timeouts,
 ) -> "tuple[RemoteGroup, GroupStaging]":  # fmt: skip
-    """Return this end's group, once it is proven to reach the other end, and its staging; `staging`: device and size.
+    """Return this end's group, once it is proven to reach the other end, and its staging.
 
-    No other link waits for this: processes make their communicators independently of each other. Raises LinkLost,
-    WireError, Unavailable.
+    The argument `staging` is the device and size of the staging. No other link waits for this: processes make their
+    communicators independently of each other. Raises LinkLost, WireError, Unavailable.
     """
     from kvtransfer.process_group.payload import share_staging
 

@@ -291,7 +291,10 @@ def test_each_rank_sees_one_card_of_its_instance(shown: str | None, cards: tuple
 
 
 def test_fewer_cards_than_ranks_are_refused_with_both_numbers() -> None:
-    with pytest.raises(ConfigError, match="FAKE_VISIBLE_DEVICES='6' shows 1 cards, but each of 2 ranks needs its own"):
+    with pytest.raises(
+        ConfigError,
+        match="FAKE_VISIBLE_DEVICES='6' shows too few cards for 2 ranks: it shows 1, but each rank needs its own",
+    ):
         ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "6"})
 
 
@@ -302,7 +305,9 @@ def test_a_card_that_is_named_twice_is_refused() -> None:
 
 @pytest.mark.parametrize(("shown", "count"), [("0,-1", 1), ("0,-1,1", 1), ("-1", 0), ("", 0)])
 def test_cards_after_a_negative_one_are_hidden(shown: str, count: int) -> None:
-    with pytest.raises(ConfigError, match=f"FAKE_VISIBLE_DEVICES='{shown}' shows {count} cards, but each of 2 ranks"):
+    with pytest.raises(
+        ConfigError, match=f"FAKE_VISIBLE_DEVICES='{shown}' shows too few cards for 2 ranks: it shows {count},"
+    ):
         ranks.deal_cards(CardKind().traits, 2, {VISIBLE: shown})
     assert ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "3,2,-1,2"}) == ("3", "2")
 

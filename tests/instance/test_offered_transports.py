@@ -23,7 +23,7 @@ EXITS = (
 )
 RACES = (
     f'launches_race setting={ORDER}=1 consequence="sums over ranks and KV links are launched by two threads, and '
-    'operations of one may fail; 0, the default, prevents that"'
+    'operations of either may fail; 0, the default, prevents that"'
 )
 UNNAMED = tuple(f"{name}: not named in --kv-transport" for name in ("cuda_ipc", "shm"))
 

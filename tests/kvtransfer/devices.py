@@ -95,7 +95,7 @@ class FakeDriver:
             raise OSError("invalid resource handle")
         if handles.offset + handles.num_bytes > allocation.numel():
             raise OSError(
-                f"{handles.num_bytes} bytes at {handles.offset} are not in an allocation of {allocation.numel()}"
+                f"{handles.num_bytes} bytes at {handles.offset} are not in an allocation of {allocation.numel()} bytes"
             )
         return FakeOpened(self._host, allocation[handles.offset : handles.offset + handles.num_bytes])
 

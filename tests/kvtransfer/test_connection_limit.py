@@ -179,7 +179,7 @@ def test_a_length_over_the_limit_cuts_the_link_without_allocating(transport: str
         raw.stream.send([PREFIX.pack(MAGIC, PROTOCOL_VERSION, MessageType.COMMIT, 0, 2**32 - 1)])
         rig.events.wait("ended", ticket.ticket_id)
 
-        assert "COMMIT of 4294967295 bytes, but the limit is" in rig.events.ends[ticket.ticket_id][1]
+        assert "COMMIT has 4294967295 bytes, but the limit is" in rig.events.ends[ticket.ticket_id][1]
         until(lambda: rig.receiver.counts.refused_connections == 1)
         raw.stream.close()
 

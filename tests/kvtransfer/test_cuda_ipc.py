@@ -183,7 +183,7 @@ def test_a_missing_part_is_reported_with_a_reason(monkeypatch: pytest.MonkeyPatc
     host_pool = Pool(LAYOUT)
 
     assert CudaIpcTransport(host_pool).unusable() == "the KV pool is host memory"
-    assert CudaIpcTransport(DevicePool(LAYOUT)).unusable() == "the KV pool is on cpu, but cuda_ipc supports only cuda"
+    assert CudaIpcTransport(DevicePool(LAYOUT)).unusable() == "the KV pool is on cpu, but cuda_ipc supports only CUDA"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert CudaDriver().lacking(cuda_pool) == "torch sees no CUDA device"  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "kvtransfer.cuda_driver", None)
@@ -260,7 +260,7 @@ def test_a_mapping_is_memory_of_the_device_that_opened_it(monkeypatch: pytest.Mo
     pool.close()
     assert library.calls == [1, allocation.data_ptr()]
     assert contexts == [torch.device("cpu")] * 2
-    with pytest.raises(OSError, match="100 bytes at 901 are not in an allocation of 1000"):
+    with pytest.raises(OSError, match="100 bytes at 901 are not in an allocation of 1000 bytes"):
         CudaDriver().open(PoolHandles(100, 901, bytes(64)), "cpu")
 
 

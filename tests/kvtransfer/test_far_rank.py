@@ -225,7 +225,7 @@ def test_a_put_whose_layer_the_rank_never_launches_ends_its_ticket(monkeypatch: 
         rig.put_all(ticket, range(4), layers=1)
 
         rig.events.wait("failed", ticket.ticket_id)
-        assert "was not launched by a rank within" in str(rig.events.failures[ticket.ticket_id])
+        assert "was not launched by another rank within" in str(rig.events.failures[ticket.ticket_id])
 
 
 def test_a_rank_requests_a_ticket_announced_late(rig: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +432,7 @@ def test_a_kept_block_table_is_reused_up_to_its_known_blocks() -> None:
 
     assert tables.take("t", 2, ()) is first
     assert tables.take("gone", 0, (1,)) is None
-    with pytest.raises(ValueError, match="3 blocks of ticket t are to be kept, but only 2 are known"):
+    with pytest.raises(ValueError, match="ticket t is to keep 3 of its blocks, but only 2 are known"):
         tables.take("t", 3, ())
 
 
@@ -460,7 +460,7 @@ def test_a_rank_that_does_not_answer_is_lost_with_a_reason() -> None:
     ours, theirs = socket.socketpair()
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
 
-    with pytest.raises(InstanceLost, match=r"rank 1 of 2 did not open its KV links: no message within 0\.01 s"):
+    with pytest.raises(InstanceLost, match=r"rank 1 of 2 did not open its KV links: no message arrived within 0\.01 s"):
         far.start(0.01)
     theirs.close()
     with pytest.raises(

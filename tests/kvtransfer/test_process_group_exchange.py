@@ -117,7 +117,7 @@ def test_both_ends_finish_although_keys_were_left_unread(streams: Both) -> None:
     ("body", "words"),
     [
         (b"", "malformed SETUP"),
-        (b"\x05\x00\xff", "a key of 255 bytes, of which 0 are present"),
+        (b"\x05\x00\xff", "a key has 255 bytes, of which 0 are present"),
         (b"\x63\x00\x00", "malformed SETUP"),
         (b"\x05\x00\x07other/k", "does not belong to the group"),
         (b"\x05\x00\x07group/k" + bytes(7_000), "7000 bytes, but the limits are"),

@@ -175,7 +175,7 @@ def test_processes_that_do_not_end_are_limited(rules: HcclRules, monkeypatch: py
     with monkeypatch.context() as stuck:
         stuck.setattr(remote_group, "ChildProcess", Stuck)
         link(p, d, 1).close()
-    with pytest.raises(Unavailable, match=r"^1 groups of lost links still hold memory on npu:0, but the limit is 1$"):
+    with pytest.raises(Unavailable, match=r"^1 groups of lost links still hold memory on npu:0, and the limit is 1$"):
         link(other, p, 2)
     for pid in rules.pids:
         os.kill(pid, signal.SIGKILL)

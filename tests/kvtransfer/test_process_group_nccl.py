@@ -223,7 +223,7 @@ def test_groups_of_lost_links_are_limited(rules: NcclRules, monkeypatch: pytest.
     with pytest.raises(LinkLost):
         link(p, lost, 1, Timeouts(0.2, DEADLINE_S))
 
-    with pytest.raises(Unavailable, match="1 groups of lost links still hold memory on cuda:0, but the limit is 1"):
+    with pytest.raises(Unavailable, match="1 groups of lost links still hold memory on cuda:0, and the limit is 1"):
         link(other, p, 2)
     until(lambda: not group_threads())
     with linked(other, p, 3) as ends:

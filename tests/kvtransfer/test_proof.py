@@ -331,7 +331,7 @@ def test_damaged_bodies_are_rebuilt_to_the_byte_or_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize("kind", [MessageType.CHALLENGE, MessageType.PROOF])
 def test_a_length_over_the_limit_is_refused_without_allocating(kind: MessageType) -> None:
-    with pytest.raises(WireError, match=f"{kind.name} of {2**32 - 1} bytes, but the limit is 1024"):
+    with pytest.raises(WireError, match=f"{kind.name} has {2**32 - 1} bytes, but the limit is 1024"):
         decode_prefix(PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, 2**32 - 1))
 
 

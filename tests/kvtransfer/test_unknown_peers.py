@@ -152,7 +152,7 @@ def test_a_full_receiver_refuses_until_a_ticket_ends() -> None:
         limit.wait(number, "192.0.2.1", lambda: None)
     limit.enter(1)
 
-    with pytest.raises(Unavailable, match="1 KV links are open, but the limit is 1"):
+    with pytest.raises(Unavailable, match="1 KV links are open, and the limit is 1"):
         limit.enter(2)
     limit.leave(1)
     limit.enter(2)

@@ -15,7 +15,7 @@ WRONG = [
         ["--kv-transport", "rdma"],
         "'rdma' is not one of cuda_ipc, shm, mooncake, process_group, tcp, ascend, gloo, nccl, hccl",
     ),
-    (["--kv-port-range", "20100-20000"], "--kv-port-range '20100-20000' must be FIRST-LAST with ports in 1..65535"),
+    (["--kv-port-range", "20100-20000"], "--kv-port-range '20100-20000' must be FIRST-LAST with 1 <= FIRST"),
     (["--kv-port-range", "x"], "--kv-port-range 'x' must be FIRST-LAST"),
     (["--kv-links", "0"], "--kv-links is 0, but must be 1 to 64"),
     (["--block-size", "0"], "--block-size is 0, but must be at least 1"),

@@ -79,7 +79,7 @@ def test_a_deadline_holds_for_a_message_that_is_incomplete(ends: Ends) -> None:
     with half, Channel(rest, Kind) as channel:
         half.sendall(b"\x01\x00\x00\x00")
 
-        with pytest.raises(TimeoutError, match=r"no message within 0\.01 s"):
+        with pytest.raises(TimeoutError, match=r"no message arrived within 0\.01 s"):
             channel.receive(0.01)
 
 

@@ -275,7 +275,7 @@ def test_a_nonce_of_a_wrong_length_is_refused_with_the_limits(length: int) -> No
     error = rpc_error(THERE, call)
 
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.details() == f"a nonce of {length} bytes: 16 to 64 are allowed"
+    assert error.details() == f"the nonce has {length} bytes, but must have 16 to 64"
 
 
 def test_an_expired_nonce_is_refused_and_may_be_retried() -> None:

@@ -99,7 +99,7 @@ def test_an_unreadable_file_of_our_user_is_reported_with_its_mode(tmp_path: Path
     assert str(caught.value).endswith(f" too: it has mode 0000, chmod 600 {path}")
 
 
-@pytest.mark.parametrize(("length", "words"), [(31, "of 31 bytes: 32 to 4096"), (5000, "32 to 4096 are allowed")])
+@pytest.mark.parametrize(("length", "words"), [(31, "has 31 bytes, but must have 32 to 4096"), (5000, "has 5000")])
 def test_a_secret_that_is_too_short_or_long_is_refused_with_the_limit(tmp_path: Path, length: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_secret(write(tmp_path / "s", "a" * length))
