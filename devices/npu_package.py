@@ -19,7 +19,7 @@ _IMPORTERS = frozenset({"torch", "transformers"})
 
 
 def hide_before_torch() -> None:
-    """Hide torch_npu without CANN once torch or transformers is imported: most commands import neither."""
+    """When torch or transformers is imported, hide torch_npu if CANN is missing; most commands import neither."""
     if _IMPORTERS & sys.modules.keys():
         hide_without_cann()
     elif not any(isinstance(finder, _BeforeTorch) for finder in sys.meta_path):
@@ -51,7 +51,7 @@ def hide_without_cann() -> None:
 
 
 def hide() -> None:
-    """Hide torch_npu, unless it was imported already: then it works well enough for its importer."""
+    """Hide torch_npu, unless it was already imported: then it works for the module that imported it."""
     modules: dict[str, Any] = sys.modules  # None makes Python's import raise ModuleNotFoundError
     modules.setdefault(NAME, None)
 

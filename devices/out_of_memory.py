@@ -1,8 +1,8 @@
 """Recognise errors of a device that is out of memory. Imports no torch.
 
 torch has an exception class for its own allocator. torch_npu, and a driver that fails during a graph capture, report
-it only in the message of another error. A capture that fails in this way raises a further error, whose context is the
-one about memory.
+a lack of memory only in the message of another error. Such a capture also raises a further error, whose context is
+the error about memory.
 """
 
 _WORDS = "out of memory"

@@ -28,7 +28,7 @@ def load_encoder_engine(
 ) -> tuple[Engine, tuple[str, ...]] | None:  # fmt: skip
     """Return the engine with notes for the user, or None where the model is a decoder. Raises ConfigError.
 
-    `on_lost` is called when its device is lost, `on_read` when reading the weights begins.
+    `on_lost` is called when the engine's device is lost, `on_read` when reading the weights begins.
     """
     options, path = config.options, Path(config.options.model)
     num_threads = config.num_threads

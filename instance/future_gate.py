@@ -1,4 +1,4 @@
-"""Hold back a prompt's command until the future of what it needs is done: a compiled grammar, images' embeddings."""
+"""Hold back a prompt's command until a future that it needs is done: its compiled grammar or images' embeddings."""
 
 import asyncio
 from collections.abc import Callable

@@ -33,7 +33,7 @@ def import_all(options: EngineOptions) -> None:
 
         importlib.import_module(FAKE_ENGINE)
         return
-    prepare_torch(2)  # its settings have no effect with a single thread
+    prepare_torch(2)  # the settings for several threads have no effect on a single one
     _wait_for_libraries()
     with contextlib.suppress(PdserveError):
         if may_be_encoder(options.model):

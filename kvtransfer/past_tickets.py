@@ -6,7 +6,7 @@ _REMEMBERED = 4_096
 
 
 class PastTickets:
-    """The most recent tickets: committed, or why they ended. Not locked."""
+    """The most recent tickets: committed, or why they ended. Not thread-safe."""
 
     def __init__(self) -> None:
         self._reasons: OrderedDict[str, str | None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""The counters of a receiver: one for each cause that operators look for."""
+"""The counters of a receiver, which instances report to the scheduler with their load."""
 
 from dataclasses import dataclass
 

@@ -21,8 +21,7 @@ class _Row(NamedTuple):
 class BlockWindow:
     """Tokens [start, end) and the blocks that hold them; `start` counts from the beginning of the first block.
 
-    It caches the runs computed for it, by slot size, heads and number of tensors, so it must be used with one pool
-    only; it is meant to be reused.
+    A window caches its runs by slot size, heads and number of tensors: use it with one pool only, and reuse it.
     """
 
     __slots__ = ("block_ids", "end", "runs", "start")

@@ -59,7 +59,7 @@ class Stream:
     def read_ahead(self, num_bytes: int) -> None:
         """Receive up to `num_bytes` at a time even if less is requested: fewer calls where messages are small.
 
-        Call it only after descriptors were received, and with few bytes where payload follows: they are copied twice.
+        Call it only after descriptors were received. If payload follows, read few bytes ahead: they are copied twice.
         """
         self._ahead = memoryview(bytearray(num_bytes))
 

@@ -57,7 +57,7 @@ def _merge_two(one: LinkStatus, other: LinkStatus) -> LinkStatus:
 
 
 def _transport_if_slower(text: str) -> str:
-    """Return a reason without its rates, which differ between ranks: the transport alone; any other text unchanged."""
+    """Return only the transport of a reason with rates, which differ between ranks; any other text unchanged."""
     transport, _, reason = text.partition(": ")
     return transport if is_slower(reason) else text
 

@@ -13,7 +13,7 @@ _MAX_PEM_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of this process's certificate and key, and of the CA certificate that signed all of them."""
+    """Paths of this process's certificate and key, and of the CA certificate that signed every peer's certificate."""
 
     cert: str
     key: str

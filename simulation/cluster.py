@@ -30,7 +30,7 @@ class Shape:
     A hand-off takes `send_s`, plus `send_token_s` for each token of its prompt. `compare_paths` stands for the
     scheduler's `--path auto`, `follow_load` for `--roles auto`, and `ttft_limit_s` for `--ttft-limit`, 0 for none.
     Everything that instances report arrives `load_lag_s` later. Each of several schedulers has its own session with
-    every instance; the first one changes roles.
+    every instance; only the first scheduler changes roles.
     """
 
     roles: Sequence[Role]

@@ -39,7 +39,7 @@ class Served:
 
     @property
     def tpot_s(self) -> float:
-        """The mean time between two tokens; 0 with a single one."""
+        """The mean time between two tokens; 0 if there is only one token."""
         return (self.last - self.first) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
     def emit(self, prompt_index: int, token: TokenOutput) -> bool:

@@ -18,7 +18,7 @@ _FAMILIES: Mapping[MetricKind, Callable[..., Any]] = {
 
 
 class Namespace(Enum):
-    """A namespace of metrics. A row's attribute of the same name has the metric there; the value is the prefix."""
+    """A namespace of metrics. Its value is the prefix; a row's attribute of the same name is the row's metric there."""
 
     PDSERVE = "pdserve_"
     VLLM = "vllm:"

@@ -39,7 +39,7 @@ class GroupDevice:
     def stream(self, collective: Collective) -> Callable[[], AbstractContextManager[object]]:
         """Return the stream on which all links of the device issue operations.
 
-        torch has few streams; this one stays empty, so the links can share it.
+        torch has few streams. Nothing else is launched on this one, so all links can share it.
         """
         with self._lock:
             self._stream = self._stream or collective.new_stream(self.name)
@@ -84,7 +84,7 @@ class Lease:
         self._over = threading.Lock()
 
     def release(self) -> None:
-        """Return the device; idempotent.
+        """Give the device back; idempotent.
 
         A task still being issued, such as the creation of a group that outlasts its link, keeps the device until it has
         ended: otherwise the next link would have a second thread issue operations at the same time.
