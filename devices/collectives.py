@@ -41,8 +41,8 @@ class Collective:
     the device, sums over ranks may wait for a link's operation, so it must be possible to abort each link alone: with
     `abort`, or by killing its `own_process`.
     `on_host`: tensors are in host memory, otherwise on the device.
-    `new_stream(device)` makes a stream for issuing the links' operations and returns a context manager that makes it
-    current. Without it, NCCL's own stream would wait for the work on the thread's current stream: the engine's.
+    `new_stream(device)` makes a stream for issuing the links' operations; the returned function's context makes it the
+    current one. Without this stream, NCCL's own would wait for the work on the thread's current stream: the engine's.
     `polls`: a work's `is_completed` is reliable, and its `wait` does not return when the peer is gone; otherwise
     only a thread inside `wait` sees the completion (gloo).
     `exact`: a receive must have the size of the send; otherwise it may be larger but not smaller: gloo calls

@@ -1,4 +1,4 @@
-"""The sender's link to one instance: one connection from dial to end, with its queue and its two threads.
+"""The sender's link to one rank of an instance: one connection from dial to end, with its queue and two threads.
 
 callers --post--> queue --> writer thread: dials, digests, sends, renews leases; owns every ticket's state
                     ^------ reader thread: NACK, READ, ACK, ABORT of the receiver, and the end of the connection

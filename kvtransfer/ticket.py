@@ -167,14 +167,14 @@ class ReceiverTicket:
     def ready(self) -> bool:
         """Return whether every sending rank of P has committed, every frame is received, and no receipt is missing.
 
-        Raises HandoffFailed if the sums of one rank differ.
+        Raises HandoffFailed if the sums of one rank differ from those in its commit.
         """
         return self._is_complete() and not any(inflow.owes_receipt for inflow in self._inflows.values())
 
     def request_receipts(self, now: float) -> tuple[int, ...]:
         """Return the links to request the receipt on now: each once, when the frames of all links are received.
 
-        Raises HandoffFailed if the sums of one rank differ.
+        Raises HandoffFailed if the sums of one rank differ from those in its commit.
         """
         if not self._is_complete():
             return ()

@@ -107,7 +107,7 @@ class TorchMover:
         """Return the plans of the runs, piece by piece: made once for all tensors of a pool with these runs."""
         with self._workspace(device) as space, space.current():
             plans = tuple(plan_rows(runs, align, self._piece_bytes, device))
-            space.wait()  # other streams use these tensors of the device
+            space.wait()  # other streams will use the tensors of these plans
         return plans
 
     def _wait_until_ready(self, region: Region, space: "_Workspace") -> None:

@@ -288,7 +288,7 @@ def test_an_unauthorised_frame_never_touches_memory(rig: Rig, what: str) -> None
         ({"end": 21}, r"outside the expected tokens \[0, 20\)"),
         ({"start": 20}, r"outside the expected tokens \[0, 20\)"),
         ({"head_end": 1}, r"heads \[0, 1\) sent, \[0, 2\) expected"),
-        ({"num_bytes": 4}, "of 4 bytes, expected 1280"),
+        ({"num_bytes": 4}, "has 4 bytes, expected 1280"),
     ],
 )
 def test_a_frame_that_breaks_the_tickets_terms_ends_it_with_a_reason(

@@ -205,7 +205,7 @@ def test_finished_kv_uses_at_most_half_the_pool_until_acked() -> None:
             it.turn_until_idle()
         assert it.core.load().held_prompts == 4
 
-        with pytest.raises(NoCapacity, match=r"4 finished prompts .* in 40 of 64 KV blocks \(limit 32\)"):
+        with pytest.raises(NoCapacity, match=r"finished prompts \(4\) .* hold 40 of 64 KV blocks, and the limit is 32"):
             it.worker.accept(it, states[4], ticket_for(states[4], 4))
         assert ("begin", f"{4:032x}") not in it.sender.messages
         it.worker.acked(ticket_for(states[0], 0).ticket_id, STATS)

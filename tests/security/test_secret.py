@@ -72,7 +72,7 @@ def test_a_file_of_another_user_is_refused_with_both_users(tmp_path: Path, monke
 
     monkeypatch.setattr("security.secret.os.fstat", owned_by_another)
 
-    with pytest.raises(ConfigError, match=f"belongs to user {owner + 4242}, not to {os.geteuid()}"):
+    with pytest.raises(ConfigError, match=f"belongs to user {owner + 4242}, not to user {os.geteuid()},"):
         read_secret(path)
 
 
