@@ -36,9 +36,9 @@ class Secret:
     def __post_init__(self) -> None:
         """Refuse a secret that could be guessed. Raises ConfigError."""
         if not MIN_SECRET_BYTES <= len(self.value) <= MAX_SECRET_BYTES:
+            size = len(self.value) if len(self.value) < MIN_SECRET_BYTES else f"more than {MAX_SECRET_BYTES}"
             raise ConfigError(
-                f"this cluster secret has {len(self.value)} bytes, but must have {MIN_SECRET_BYTES} to "
-                f"{MAX_SECRET_BYTES}"
+                f"a cluster secret has {size} bytes, but must have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}"
             )
 
     @property
@@ -113,11 +113,11 @@ def differ(ours: Secret | None, our_host: str, theirs: str, their_host: str) -> 
         return f"cluster secrets differ: {ours.fingerprint} here ({our_host}), {theirs} there ({their_host})"
     if ours is not None:
         return (
-            f"the cluster secret {ours.fingerprint} is set here ({our_host}) and none there ({their_host}): "
+            f"the cluster secret {ours.fingerprint} is set here ({our_host}), but none is set there ({their_host}): "
             f"copy {SECRET_NAME} beside the global table there, or set {SECRET_VARIABLE} there to its path"
         )
     return (
-        f"no cluster secret here ({our_host}), but {theirs or 'one'} there ({their_host}): "
+        f"there is no cluster secret here ({our_host}), but {theirs or 'one'} there ({their_host}): "
         f"copy {SECRET_NAME} from there beside the global table here, or set {SECRET_VARIABLE} to its path"
     )
 

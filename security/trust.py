@@ -82,7 +82,8 @@ class Trust:
 
     def unlisted(self, address: str) -> str:
         """Return the message for a peer whose address the table lacks."""
-        listed = ", ".join(sorted(self.addresses)[:8] + (["loopback"] if self.loopback else [])) or "none"
+        shown = sorted(self.addresses)[:8] + (["..."] if len(self.addresses) > 8 else [])
+        listed = ", ".join(shown + (["loopback"] if self.loopback else [])) or "none"
         return (
             f"{printable(address)} is not in the global table of {self.host} ({listed}), and no cluster "
             f"secret is configured: put one beside the global table of every host"

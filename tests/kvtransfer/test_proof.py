@@ -123,11 +123,11 @@ def test_ends_that_trust_each_other_connect(transport: str, trusts: tuple[Trust,
         (
             Trust(host="sender-host"), RECEIVER,
             f"no cluster secret here (sender-host), but {SECRET.fingerprint} there (decode-0, receiver-host)",
-            f"{SECRET.fingerprint} is set here (receiver-host) and none there (prefill-0, sender-host)",
+            f"{SECRET.fingerprint} is set here (receiver-host), but none is set there (prefill-0, sender-host)",
         ),
         (
             SENDER, Trust(host="receiver-host"),
-            f"{SECRET.fingerprint} is set here (sender-host) and none there (decode-0, receiver-host)",
+            f"{SECRET.fingerprint} is set here (sender-host), but none is set there (decode-0, receiver-host)",
             f"no cluster secret here (receiver-host), but {SECRET.fingerprint} there (prefill-0, sender-host)",
         ),
     ],

@@ -132,7 +132,7 @@ def test_a_secret_missing_at_the_caller_is_reported_on_both_sides(caplog: pytest
 
     assert isinstance(error, Incompatible)
     assert f"no cluster secret here (scheduler-host), but {SECRET.fingerprint} there (instance-host" in str(error)
-    assert f"{SECRET.fingerprint} is set here (instance-host) and none there (scheduler-host" in caplog.text
+    assert f"{SECRET.fingerprint} is set here (instance-host), but none is set there (scheduler-host" in caplog.text
 
 
 def test_a_secret_missing_at_the_instance_is_reported_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +140,7 @@ def test_a_secret_missing_at_the_instance_is_reported_on_both_sides(caplog: pyte
         error = refusal(Trust(host="instance-host"), HERE)
 
     assert isinstance(error, Incompatible)
-    assert f"{SECRET.fingerprint} is set here (scheduler-host) and none there (instance-host" in str(error)
+    assert f"{SECRET.fingerprint} is set here (scheduler-host), but none is set there (instance-host" in str(error)
     assert f"no cluster secret here (instance-host), but {SECRET.fingerprint} there (scheduler-host" in caplog.text
 
 

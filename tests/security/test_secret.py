@@ -99,7 +99,9 @@ def test_an_unreadable_file_of_our_user_is_reported_with_its_mode(tmp_path: Path
     assert str(caught.value).endswith(f" too: it has mode 0000, chmod 600 {path}")
 
 
-@pytest.mark.parametrize(("length", "words"), [(31, "has 31 bytes, but must have 32 to 4096"), (5000, "has 5000")])
+@pytest.mark.parametrize(
+    ("length", "words"), [(31, "has 31 bytes, but must have 32 to 4096"), (5000, "has more than 4096 bytes")]
+)
 def test_a_secret_that_is_too_short_or_long_is_refused_with_the_limit(tmp_path: Path, length: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_secret(write(tmp_path / "s", "a" * length))
@@ -163,7 +165,7 @@ def test_the_message_names_both_fingerprints_and_hosts() -> None:
     assert differ(SECRET, "hostA", "cd34cd34", "hostB") == (
         f"cluster secrets differ: {SECRET.fingerprint} here (hostA), cd34cd34 there (hostB)"
     )
-    assert f"secret {SECRET.fingerprint} is set here (hostA) and none there (hostB)" in differ(
+    assert f"secret {SECRET.fingerprint} is set here (hostA), but none is set there (hostB)" in differ(
         SECRET, "hostA", "", "hostB"
     )
     assert "no cluster secret here (hostA), but cd34cd34 there (hostB)" in differ(None, "hostA", "cd34cd34", "hostB")
