@@ -154,8 +154,8 @@ def move_blocks(
         return move(source, target, stop, digests=digests)
     except (IndexError, ValueError) as error:
         raise HandoffFailed(
-            f"frame {frame.number} names {len(window.block_ids)} blocks for tokens "
-            f"[{frame.start}, {frame.end}): {error}"
+            f"frame {frame.number} cannot be read: its tokens are [{frame.start}, {frame.end}), its number of blocks "
+            f"is {len(window.block_ids)}: {error}"
         ) from error
 
 

@@ -189,7 +189,7 @@ def _parse_preempt(part: str, rest: str) -> Failpoint:
 def _parse_positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise ValueError(f"{number} is below 1")
+        raise ValueError(f"the number is {number}, but must be at least 1")
     return number
 
 

@@ -43,7 +43,7 @@ def tls_files(cert: str | None, key: str | None, ca: str | None) -> TlsFiles | N
     missing = [flag for flag, path in given.items() if not path]
     if not (cert and key and ca):
         if len(missing) < len(given):
-            raise ConfigError(f"{', '.join(missing)} missing: mutual TLS needs --tls-cert, --tls-key and --tls-ca")
+            raise ConfigError(f"mutual TLS needs --tls-cert, --tls-key and --tls-ca; missing: {', '.join(missing)}")
         return None
     files = TlsFiles(cert, key, ca)
     files._read()

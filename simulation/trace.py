@@ -100,8 +100,9 @@ def _request(number: int, row: Mapping[str, Any], names: Sequence[str], per_seco
             values.append(float(row[name]))
         except (KeyError, TypeError, ValueError):
             raise _BadLine(f"line {number}: {name} is {row.get(name)!r}, not a number") from None
-        if not 0 <= values[-1] < (_MAX_TOKENS if len(values) > 1 else 1e15):  # also false for NaN
-            raise _BadLine(f"line {number}: {name} is {row[name]}")
+        limit = _MAX_TOKENS if len(values) > 1 else 1e15
+        if not 0 <= values[-1] < limit:  # also false for NaN
+            raise _BadLine(f"line {number}: {name} is {row[name]}, but must be at least 0 and below {limit:g}")
     arrival, num_prompt_tokens, num_output_tokens = values
     if num_output_tokens >= 1:
         yield TraceRequest(arrival / per_second, max(1, int(num_prompt_tokens)), int(num_output_tokens))

@@ -89,13 +89,14 @@ class SetupExchange:
 
     def keep(self, key: str, value: bytes) -> None:
         """Set a key on this side only. Raises WireError."""
-        if len(self._prefix) + len(key.encode()) > _MAX_KEY_BYTES or len(value) > _MAX_VALUE_BYTES:
+        key_bytes = len(self._prefix) + len(key.encode())
+        if key_bytes > _MAX_KEY_BYTES or len(value) > _MAX_VALUE_BYTES:
             raise WireError(
-                f"a key has {len(key)} and its value {len(value)} bytes, but the limits are {_MAX_KEY_BYTES} and "
+                f"a key has {key_bytes} and its value {len(value)} bytes, but the limits are {_MAX_KEY_BYTES} and "
                 f"{_MAX_VALUE_BYTES}"
             )
         if key not in self._keys and len(self._keys) >= _MAX_KEYS:
-            raise WireError(f"more than {_MAX_KEYS} keys in the store of a group")
+            raise WireError(f"the store of a group has more than {_MAX_KEYS} keys")
         self._keys[key] = value
 
     def get(self, key: str) -> bytes:
@@ -139,7 +140,7 @@ class SetupExchange:
             raise WireError(f"received {kind.name} in the set-up of a group")
         self._num_received += 1
         if self._num_received > _MAX_RECEIVED:
-            raise WireError(f"more than {_MAX_RECEIVED} messages in the set-up of a group")
+            raise WireError(f"the set-up of a group has more than {_MAX_RECEIVED} messages")
         return self._read(body)
 
     def _read(self, body: bytearray) -> tuple[SetupKind, bytes]:
