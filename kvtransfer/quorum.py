@@ -137,7 +137,7 @@ class Quorum:
             raise
         with self._lock:
             error = entry.error
-        if error is not None:  # it ended in the meantime: settle ranks that had no share then
+        if error is not None:  # the ticket ended in the meantime: settle also the ranks that had no share by then
             try:
                 self._report_outcome(ticket_id, entry, error)
             except Exception as failure:  # noqa: BLE001  the ticket is open, and owns the blocks

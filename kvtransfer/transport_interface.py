@@ -24,15 +24,16 @@ FRAME_BYTES = 4 << 20  # largest frame of transports that send or stage the payl
 class TransportTraits:
     """How one transport differs from the others, on every machine; `Transport.unusable` is about this machine.
 
-    `name` is the value of --kv-transport, and the label in messages and metrics. `max_links` is the number of links
-    to one peer beyond which more are no faster. `one_host`: links use an abstract Unix socket, so they need no
-    port and reach no other host or network namespace; all others use the instance's TCP listener. `by_default`: whether
-    it is used without --kv-transport for a pool on this device, such as "cuda:0". `is_slow`: whether the set-up for
-    such a pool may take longer than a ticket can wait: a quicker one carries the tickets until then. `reads_pool`: the
-    receiver reads the sender's pool, some time after the announcement. `two_processes`: on a device, both ends cannot
-    be in one process. `through_host`: the KV of such a pool is copied through host memory at both ends. `same` is the
-    trait of devices that must be equal at both ends. `measured_first`: where another transport works, this one carries
-    tickets only once its link was measured and is faster than the one in use. `purpose` completes "NAME, which ..., ".
+    `name` is the value of --kv-transport, and the label in messages and metrics. `max_links` is the number of links to
+    one peer beyond which more are no faster. `one_host`: links use an abstract Unix socket, so they need no port and
+    reach no other host or network namespace; all others use the instance's TCP listener. `by_default`: whether it is
+    used without --kv-transport for a pool on this device, such as "cuda:0". `is_slow`: whether the set-up for such a
+    pool may take longer than a ticket can wait, so that a quicker transport carries the tickets until it is done.
+    `reads_pool`: the receiver reads the sender's pool, some time after the announcement. `two_processes`: on a device,
+    the two ends cannot be in one process. `through_host`: the KV of such a pool is copied through host memory at both
+    ends. `same` is the trait of devices that must be equal at both ends. `measured_first`: where another transport
+    works, this one carries tickets only once its link was measured and is faster than the one in use. `purpose`
+    completes "NAME, which ..., ".
     """
 
     name: str

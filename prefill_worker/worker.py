@@ -1,6 +1,6 @@
 """The prefill half: compute a prompt for a ticket, announce its KV layer by layer, commit, release at every finish.
 
-accept --> its images are embedded, if it has some              (the image encoder's thread)
+accept --> the prompt's images are embedded, if any             (the image encoder's thread)
        --> engine computes chunks --on_layer--> sender.put      (engine thread, never blocks)
        --> first tokens are emitted         --> sender.commit   (engine thread)
        --> acked | failed --> blocks released, HandedOff | Failed (sender's threads)

@@ -88,7 +88,7 @@ CLUSTER = (
         _COUNTER, "ledger.rejections", "admission_rejections", "Requests over a limit of the queue",
         labels=("reason",),
     ),
-    _row(_COUNTER, "ledger.retried_prompts", "prompts_retried", "Prompts tried a second time"),
+    _row(_COUNTER, "ledger.retried_prompts", "prompts_retried", "Retries of prompts"),
     _row(
         _COUNTER, "ledger.retried_tokens", "tokens_retried", "Tokens of prompts tried again and of their outputs",
     ),
