@@ -6,7 +6,7 @@ Source: the image processor of Qwen2-VL (preprocessor_config.json: min_pixels, m
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from images.token_count import ImageTokens
 from wire.errors import ConfigError, InvalidRequest
@@ -19,6 +19,7 @@ _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280  # the processor's own defaul
 class PatchGrid:
     """One token stands for a square of `side` pixels of the resized image, which has min_pixels to max_pixels."""
 
+    has_grid: ClassVar[bool] = True
     side: int
     min_pixels: int
     max_pixels: int

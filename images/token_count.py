@@ -1,6 +1,7 @@
 """The tokens of one image, and the rule of families whose images all have the same number. Pure."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class ImageTokens:
 class FixedCount:
     """Every image is resized to one size and has `count` tokens."""
 
+    has_grid: ClassVar[bool] = False  # whether positions follow rows and columns of the tokens
     count: int
 
     @property

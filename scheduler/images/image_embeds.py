@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from images.checkpoint import VisionCheckpoint
-from images.patch_grid import PatchGrid
 from images.token_count import ImageTokens
 from images.values import is_finite
 from wire.errors import InvalidRequest
@@ -69,7 +68,7 @@ def _count(shape: Any, vision: VisionCheckpoint) -> int:
 def _grid(grid: Any, count: int, vision: VisionCheckpoint) -> tuple[int, int, int]:
     """Return the grid of the tokens; it must be sent for a model whose positions follow it, and not for others."""
     kind = vision.family.model_type
-    if not isinstance(vision.family.size_rule, PatchGrid):
+    if not vision.family.size_rule.has_grid:
         if grid is not None:
             raise InvalidRequest(
                 f"image_embeds.grid is {_shown(grid)}, but positions of {kind} have no grid: leave it out"
