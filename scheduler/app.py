@@ -51,17 +51,22 @@ from scheduler.request_class import CLASS_HEADER
 
 Handler = Callable[[Request], Awaitable[Response]]
 _STREAMED = ("application/json", "text/event-stream")
+_CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+_PROMPT = {"prompt": "hello", "max_tokens": 4}
+_INPUT = {"input": "hello"}
+_QUERY = {"query": "hello", "documents": ["good morning", "hello"]}
+_PAIR = {"text_1": "hello", "text_2": "good morning"}
 
 OPENAI_ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/models", list_models, "models", "List the model names that requests may use"),
     Route("GET", "/v1/models/{name:path}", retrieve_model, "models", "Show one model name"),
     Route(
         "POST", "/v1/completions", create_completion, "text", "Continue one or several prompts",
-        CompletionBody, TEXT, media_types=_STREAMED, required=("prompt",), queues=True,
+        CompletionBody, TEXT, media_types=_STREAMED, required=("prompt",), queues=True, example=_PROMPT,
     ),
     Route(
         "POST", "/v1/chat/completions", create_chat_completion, "text", "Answer a conversation",
-        ChatBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True,
+        ChatBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True, example=_CHAT | {"max_tokens": 4},
     ),
     Route(
         "GET", "/v1/streams/{stream_id}", resume_stream, "text", "Continue a stream that was kept",
@@ -71,10 +76,11 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/responses", create_response, "text", "Answer items, in the format of OpenAI's Responses API",
         ResponsesBody, TEXT, media_types=_STREAMED, required=("input",), queues=True,
+        example=_INPUT | {"max_output_tokens": 4},
     ),
     Route(
         "POST", "/v1/responses/input_tokens", count_input_tokens, "tokenizer", "Count the tokens of a response's input",
-        ResponsesBody, TEXT, required=("input",),
+        ResponsesBody, TEXT, required=("input",), example=_INPUT,
     ),
     Route(
         "GET", "/v1/responses/{response_id}", retrieve_response, "text", "Return a stored response",
@@ -89,46 +95,60 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/messages", create_message, "text", "Answer a conversation, in Anthropic's format",
         MessagesBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True, api_format=ANTHROPIC_FORMAT,
+        example=_CHAT | {"max_tokens": 4},
     ),
     Route(
         "POST", "/v1/messages/count_tokens", count_tokens, "tokenizer", "Count the tokens of a conversation",
-        CountTokensBody, TEXT, required=("messages",), api_format=ANTHROPIC_FORMAT,
+        CountTokensBody, TEXT, required=("messages",), api_format=ANTHROPIC_FORMAT, example=_CHAT,
     ),
     Route(
         "POST", "/inference/v1/generate", generate_tokens, "text", "Continue token ids with token ids",
         TokensBody, TEXT, media_types=_STREAMED, queues=True,
+        example={"token_ids": [7, 9], "sampling_params": {"max_tokens": 4}},
     ),
     Route(
         "POST", "/v1/embeddings", create_embedding, "vectors", "Compute a vector for each text", EmbeddingBody, VECTORS,
-        queues=True,
+        queues=True, example=_INPUT,
     ),
     Route(
         "POST", "/v2/embed", create_cohere_embedding, "vectors", "Compute a vector for each text, in Cohere's format",
-        CohereEmbedBody, VECTORS, queues=True,
+        CohereEmbedBody, VECTORS, queues=True, example={"texts": ["hello"]},
     ),
     Route(
         "POST", "/v1/score", create_score, "vectors", "Compute the similarity of two texts", ScoreBody, SCORES,
-        queues=True,
+        queues=True, example=_PAIR,
     ),
-    Route("POST", "/score", create_score, "vectors", "The same as /v1/score", ScoreBody, SCORES, queues=True),
+    Route(
+        "POST", "/score", create_score, "vectors", "The same as /v1/score", ScoreBody, SCORES,
+        queues=True, example=_PAIR,
+    ),
     *(
-        Route("POST", path, create_rerank, "vectors", "Sort documents by their score", RerankBody, SCORES, queues=True)
+        Route(
+            "POST", path, create_rerank, "vectors", "Sort documents by their score", RerankBody, SCORES,
+            queues=True, example=_QUERY,
+        )
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Route(
         "POST", "/classify", create_classification, "vectors", "Compute the class of each text", ClassifyBody, CLASSES,
-        queues=True,
+        queues=True, example=_INPUT,
     ),
     Route(
         "POST", "/pooling", create_pooling, "vectors", "Compute vectors or classes of texts or tokens", TaskBody,
-        queues=True,
+        queues=True, example=_INPUT,
     ),
     Route(
         "POST", "/invocations", invoke, "text", "SageMaker's route: the fields of the body select the API",
-        media_types=_STREAMED, queues=True,
+        media_types=_STREAMED, queues=True, example=_PROMPT,
     ),
-    Route("POST", "/tokenize", tokenize, "tokenizer", "The token ids of a text or a conversation", TokenizeBody),
-    Route("POST", "/detokenize", detokenize, "tokenizer", "The text of token ids", DetokenizeBody),
+    Route(
+        "POST", "/tokenize", tokenize, "tokenizer", "The token ids of a text or a conversation", TokenizeBody,
+        example={"prompt": "hello"},
+    ),
+    Route(
+        "POST", "/detokenize", detokenize, "tokenizer", "The text of token ids", DetokenizeBody,
+        example={"tokens": [7, 9]},
+    ),
     Route(
         "GET", "/tokenizer_info", tokenizer_info, "tokenizer", "The tokenizer's config",
         flag="enable_tokenizer_info_endpoint",
@@ -138,7 +158,7 @@ OLD_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/generate", generate, "text", "Continue a prompt",
         GenerateBody, TEXT, media_types=("application/json", "text/plain"), required=("prompt",),
-        queues=True,
+        queues=True, example=_PROMPT,
     ),
 )  # fmt: skip
 OPS_ROUTES: tuple[Route, ...] = (

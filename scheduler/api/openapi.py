@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from scheduler.api.errors import json_response
-from scheduler.api.example_bodies import EXAMPLE_BODIES
 from scheduler.api.route_entry import Endpoint, Route
 from scheduler.app_context import AppContext
 
@@ -71,9 +70,9 @@ def _operation_schema(route: Route, method: str) -> dict[str, Any]:
         operation["responses"]["503"] = {"description": "no", **answer}
     if parameters := _parameters(route):
         operation["parameters"] = parameters
-    if (example := EXAMPLE_BODIES.get(route.path)) is not None:
+    if route.example is not None:
         schema = {"type": "object"} if route.body is None else _schema_ref(route.body.__name__)
-        content = {"application/json": {"schema": schema, "example": example}}
+        content = {"application/json": {"schema": schema, "example": route.example}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 

@@ -30,7 +30,8 @@ class Route:
     `flag` is the option that enables it, empty if it is always enabled; `media_types` are those of a successful answer;
     with `says_no` a negative answer is a 503 with the same body. `required` are fields that the endpoint checks by
     hand. With `queues` the route's prompts wait for instances: if the queue is full, the request is refused unread.
-    `api_format` is that of its errors, `query` the JSON schema of each parameter of its URL.
+    `api_format` is that of its errors, `query` the JSON schema of each parameter of its URL. A route with a `body` has
+    an `example` of it, small and valid.
     """
 
     methods: str
@@ -47,6 +48,10 @@ class Route:
     queues: bool = False
     api_format: ApiFormat = OPENAI_FORMAT
     query: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    example: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        assert self.body is None or self.example is not None, f"{self.path} needs an example of its body"
 
     def is_open(self, options: SchedulerOptions) -> bool:
         """Whether the route is enabled."""
