@@ -11,7 +11,7 @@ from scheduler.model.kind import ModelKind, kind_of, labels_of
 from scheduler.model.overrides import dimensions_of, with_overrides
 from scheduler.templates.chat_options import SPECIAL_TOKEN_NAMES
 from scheduler.templates.files import given_template, own_template
-from scheduler.tools.template_format import format_of_template
+from scheduler.tools.parsers.registry import format_of_template
 from wire.errors import ConfigError
 from wire.shared_limits import unused_positions
 

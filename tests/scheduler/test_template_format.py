@@ -7,8 +7,7 @@ import pytest
 from flags.options import EngineOptions
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.serving import Cluster, open_serving
-from scheduler.tools.parsers.registry import CALL_FORMATS
-from scheduler.tools.template_format import format_of_template
+from scheduler.tools.parsers.registry import CALL_FORMATS, format_of_template
 from tests.scheduler.test_tool_calls import AUTO, CALLED, PARIS, answers, shown
 from tests.scheduler.test_tool_history import USER
 
@@ -26,9 +25,12 @@ SHOWN = {
 }
 
 
+def test_each_format_has_a_template() -> None:
+    assert {CALL_FORMATS[name] for name in SHOWN} == set(CALL_FORMATS.values())
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_template_shows_its_format(name: str) -> None:
-    assert name in CALL_FORMATS
     assert format_of_template(f"before {SHOWN[name]} after") == name
 
 
