@@ -108,7 +108,7 @@ async def open_serving(
     )
     if options.tool_call_parser is None and files.call_format is not None:
         _log.info("tool_call_parser_chosen", parser=files.call_format, by="chat template")
-    limits = _limits_of(options, limits or ControlLimits(), num_tenants=max(1, len(keys)))
+    limits = limits_of(options, limits or ControlLimits(), num_tenants=max(1, len(keys)))
     names = {config.engine.model, *config.engine.served_names()}
     control = build_control(cluster, limits, files.kind, names)
     model = config.engine.served_names()[0]
@@ -142,14 +142,13 @@ async def open_serving(
         await _close(context)
 
 
-def _limits_of(options: SchedulerOptions, limits: ControlLimits, num_tenants: int) -> ControlLimits:
+def limits_of(options: SchedulerOptions, limits: ControlLimits, num_tenants: int) -> ControlLimits:
+    """Return `limits` with the options: those with the name of a limit as they are, the others translated."""
+    names = {field.name for field in dataclasses.fields(options)} & {field.name for field in dataclasses.fields(limits)}
     return dataclasses.replace(
         limits,
-        max_queued_requests=options.max_queued_requests,
-        max_queued_tokens=options.max_queued_tokens,
+        **{name: getattr(options, name) for name in names},
         num_tenants=num_tenants,
-        retry_share=options.retry_share,
-        min_retries=options.min_retries,
         may_lack=options.may_lack(),
         compare_paths=options.path == "auto",
         follow_load=options.roles == "auto",

@@ -3,7 +3,10 @@
 import pytest
 
 from scheduler.config import SchedulerConfig, parse, parser
+from scheduler.limits import ControlLimits
+from scheduler.serving import limits_of
 from wire.errors import ConfigError
+from wire.types import Role
 
 
 def config(*argv: str, **environ: str) -> SchedulerConfig:
@@ -18,6 +21,18 @@ def test_defaults_are_those_of_the_guide() -> None:
     assert (made.options.startup_timeout, made.options.stall_timeout, made.options.shutdown_timeout) == (600, 10, 30)
     assert (made.options.max_queued_requests, made.options.max_queued_tokens) == (1000, 4_000_000)
     assert (made.options.retry_share, made.options.min_retries) == (0.2, 3)
+
+
+def test_options_override_the_limits_of_the_control_plane() -> None:
+    made = config(
+        "--max-queued-requests=7", "--max-queued-tokens=8", "--retry-share=0.5", "--min-retries=9", "--path=auto",
+        "--roles=auto", "--ttft-limit=2", "--orphan-limit=4", "--when-decode-is-gone=local",
+    )  # fmt: skip
+
+    assert limits_of(made.options, ControlLimits(max_tries=5), num_tenants=3) == ControlLimits(
+        max_tries=5, num_tenants=3, max_queued_requests=7, max_queued_tokens=8, retry_share=0.5, min_retries=9,
+        compare_paths=True, follow_load=True, ttft_limit_s=2.0, orphan_s=4.0, may_lack=frozenset({Role.DECODE}),
+    )  # fmt: skip
 
 
 @pytest.mark.covers("A11.14")
