@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from devices.table import choose
@@ -16,9 +17,8 @@ from engine.torch_start import loading, prepare_torch
 from engine.watched import watched
 from instance.config import InstanceConfig
 from instance.encoders import load_encoder_engine, may_be_encoder
-from instance.far_ranks import connect_ranks
+from instance.far_ranks import connect_ranks, transfer_settings
 from instance.host import Identity, InstanceHost
-from instance.kv_address import kv_host, kv_source
 from instance.offered_transports import check_named, warn_of_copies, warn_of_settings, warn_of_slow_set_up
 from instance.ranks import ranks_model
 from kvtransfer.all_ranks import make_receiver, make_sender
@@ -26,9 +26,6 @@ from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.mover import process_mover
 from kvtransfer.quorum import Quorum
 from kvtransfer.rank_ends import RankReceiver, RankSender
-from kvtransfer.receiver import KvReceiver
-from kvtransfer.sender import KvSender
-from native.ticker import run_time
 from processes.failpoints import process_failpoints
 from telemetry.logs import EventLogger
 from telemetry.start_marks import GRAPHS, WEIGHTS
@@ -80,47 +77,20 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
         warn_of_slow_set_up(config.options.kv_transport, engine.memories[0])
     warn_of_settings(config.options.kv_transport, engine.memories[0], config.num_ranks, os.environ)
     _log.info("kv_mover", name=process_mover().name)
-    far = connect_ranks(config, engine.memories, identity)
-    # Only the ranks' sums on a device can block a link's operations.
-    step_s = config.options.rank_timeout if far else math.inf
+    settings = transfer_settings(config, identity)
+    far = connect_ranks(engine.memories, settings, config.trust)
+    if not far:  # only the ranks' sums on a device can block a link's operations
+        settings = replace(settings, step_s=math.inf)
 
     def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:
         rank = far.get(memory.layout.rank)
-        if rank is not None:
-            return rank.receiver(quorum)
-        return KvReceiver(
-            memory,
-            instance_id=identity.instance_id,
-            epoch=identity.epoch,
-            host=kv_host(config),
-            transports=config.options.kv_transport,
-            quorum=quorum,
-            clock=run_time,
-            lease_s=config.ticket_lease_s,
-            port_range=config.port_range(),
-            digests=config.options.kv_digests,
-            trust=config.trust,
-            step_timeout_s=step_s,
-        )
+        return settings.receiver(memory, quorum, config.trust) if rank is None else rank.receiver(quorum)
 
     def send(memory: PoolMemory, events: SenderEvents) -> RankSender:
         rank = far.get(memory.layout.rank)
         if rank is not None:
             return rank.sender(events)
-        return KvSender(
-            memory,
-            instance_id=identity.instance_id,
-            epoch=identity.epoch,
-            transports=config.options.kv_transport,
-            events=events,
-            clock=run_time,
-            progress_age=host.loop.progress_age,
-            links_per_peer=config.options.kv_links,
-            digests=config.options.kv_digests,
-            trust=config.trust,
-            source=kv_source(config),
-            step_timeout_s=step_s,
-        )
+        return settings.sender(memory, events, config.trust, host.loop.progress_age)
 
     receiver = make_receiver(engine.memories, host.workers.decode, process_failpoints(), receive)
     sender = make_sender(engine.memories, host.workers.prefill, send)

@@ -10,14 +10,17 @@ from instance.config import InstanceConfig
 from instance.host import Identity
 from instance.kv_address import kv_host, kv_source
 from kvtransfer.far_rank import FarRank
-from kvtransfer.rank_messages import RankTransferSettings
+from kvtransfer.rank_settings import RankTransferSettings
 from processes.rank_payloads import to_json
+from security.trust import Trust
 from wire.kv_layout import Rank
 
 _CONNECT_S = 60.0
 
 
-def connect_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: Identity) -> Mapping[Rank, FarRank]:
+def connect_ranks(
+    memories: Sequence[Memory], settings: RankTransferSettings, trust: Trust
+) -> Mapping[Rank, FarRank]:  # fmt: skip
     """Start the KV links of each rank that has its own pool; return rank 0's connection to each of these ranks.
 
     The first step may begin only after this returns.
@@ -30,12 +33,12 @@ def connect_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: 
         for pool in pools:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             far = FarRank(
-                ours, pool.layout.rank, pool.explain, config.trust,
+                ours, pool.layout.rank, pool.explain, trust,
                 num_marks=lambda: getattr(memories[0], "num_marks", 0),
             )  # fmt: skip
             undo.callback(far.close)
             with theirs:
-                pool.hand_over(to_json(_transfer_settings(config, identity)), theirs.fileno())
+                pool.hand_over(to_json(settings), theirs.fileno())
             far_by_rank[pool.layout.rank] = far
         for far in far_by_rank.values():
             far.start(_CONNECT_S)
@@ -43,7 +46,8 @@ def connect_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: 
     return far_by_rank
 
 
-def _transfer_settings(config: InstanceConfig, identity: Identity) -> RankTransferSettings:
+def transfer_settings(config: InstanceConfig, identity: Identity) -> RankTransferSettings:
+    """Return the settings of every rank's sender and receiver."""
     options, trust = config.options, config.trust
     return RankTransferSettings(
         instance_id=identity.instance_id, epoch=identity.epoch, host=kv_host(config), source=kv_source(config),

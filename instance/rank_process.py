@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
 def _open_transfer(
     pool: Memory, settings: bytes, fd: int, step_age: Callable[[], float]
 ) -> AbstractContextManager[object]:  # fmt: skip
-    from kvtransfer.rank_messages import RankTransferSettings
+    from kvtransfer.rank_settings import RankTransferSettings
     from kvtransfer.rank_transfer import RankTransfer
 
     return RankTransfer(pool, from_json(RankTransferSettings, settings), socket.socket(fileno=fd), step_age)

@@ -31,29 +31,6 @@ class RankMessage(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RankTransferSettings:
-    """Settings with which a rank sends and receives its part: those of its instance, links and trusted peers.
-
-    `step_s` is the instance's --rank-timeout. `secret` is the cluster secret's bytes in hex digits. `addresses` and
-    `loopback` are those of security/trust.Trust.
-    """
-
-    instance_id: str
-    epoch: int
-    host: str
-    source: str | None
-    transports: tuple[str, ...]
-    lease_s: float
-    port_range: tuple[int, int] | None
-    digests: bool
-    links_per_peer: int
-    step_s: float
-    secret: str | None = dataclasses.field(repr=False, default=None)
-    addresses: tuple[str, ...] = ()
-    loopback: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class RankCounters:
     """A rank's counters: its links, what it sent and what it received."""
 

@@ -25,16 +25,15 @@ from kvtransfer.quorum import Shares
 from kvtransfer.rank_messages import (
     RankCounters,
     RankMessage,
-    RankTransferSettings,
     pack_bytes,
     pack_numbers,
     unpack_bytes,
     unpack_numbers,
 )
 from kvtransfer.rank_outbox import RankOutbox
+from kvtransfer.rank_settings import RankTransferSettings
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
-from native.ticker import run_time
 from processes.rank_channel import Channel, ChannelClosed, Message
 from processes.rank_payloads import from_json, pack_error, to_json, unpack_error
 from security.secret import Secret
@@ -69,9 +68,10 @@ class RankTransfer:
         trust = Trust(secret, self._addresses, settings.loopback)
         try:
             with contextlib.ExitStack() as undo:
-                self._receiver = self._receive(memory, settings, trust)
+                self._receiver = settings.receiver(memory, self._reports, trust)
                 undo.callback(self._receiver.close)
-                self._sender = self._send(memory, settings, trust, progress_age)
+                events = _TicketEvents(self._outbox.send, self._tables.end)
+                self._sender = settings.sender(memory, events, trust, progress_age, self.catch_up)
                 undo.pop_all()
         except PdserveError as error:
             self._channel.send(RankMessage.LACKING, pack_error(error), timeout_s=_SEND_S)
@@ -111,24 +111,6 @@ class RankTransfer:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _receive(self, memory: PoolMemory, settings: RankTransferSettings, trust: Trust) -> KvReceiver:
-        return KvReceiver(
-            memory, instance_id=settings.instance_id, epoch=settings.epoch, host=settings.host,
-            transports=settings.transports, quorum=self._reports, clock=run_time,
-            lease_s=settings.lease_s, port_range=settings.port_range, digests=settings.digests, trust=trust,
-            step_timeout_s=settings.step_s,
-        )  # fmt: skip
-
-    def _send(
-        self, memory: PoolMemory, settings: RankTransferSettings, trust: Trust, progress_age: Callable[[], float]
-    ) -> KvSender:
-        return KvSender(
-            memory, instance_id=settings.instance_id, epoch=settings.epoch, transports=settings.transports,
-            events=_TicketEvents(self._outbox.send, self._tables.end), clock=run_time, progress_age=progress_age,
-            links_per_peer=settings.links_per_peer, digests=settings.digests, trust=trust, source=settings.source,
-            catch_up=self.catch_up, step_timeout_s=settings.step_s,
-        )  # fmt: skip
 
     def _handle_messages(self) -> None:
         """Handle rank 0's messages until rank 0 exits: then this process is about to end."""

@@ -16,7 +16,7 @@ from kvtransfer.far_rank import FarRank
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.quorum import Quorum
 from kvtransfer.rank_ends import RankReceiver, RankSender
-from kvtransfer.rank_messages import RankTransferSettings
+from kvtransfer.rank_settings import RankTransferSettings
 from kvtransfer.rank_transfer import RankTransfer
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
@@ -31,7 +31,7 @@ from wire.types import Ticket
 _HALF = """
 import sys, socket
 from kvtransfer.rank_transfer import RankTransfer
-from kvtransfer.rank_messages import RankTransferSettings
+from kvtransfer.rank_settings import RankTransferSettings
 from processes.rank_payloads import from_json
 from tests.kvtransfer.rank_rig import tensors
 from tests.kvtransfer.rig import Pool

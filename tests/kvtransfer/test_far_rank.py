@@ -16,12 +16,12 @@ from kvtransfer.quorum import Quorum
 from kvtransfer.rank_messages import (
     RankCounters,
     RankMessage,
-    RankTransferSettings,
     pack_bytes,
     pack_numbers,
     unpack_bytes,
     unpack_numbers,
 )
+from kvtransfer.rank_settings import RankTransferSettings
 from kvtransfer.rank_transfer import RankTransfer
 from kvtransfer.receiver_counts import ReceiverCounts
 from processes.failpoints import Failpoints
