@@ -17,7 +17,9 @@ from wire.errors import Cancelled, Draining, PdserveError, to_name
 from wire.messages import (
     Adopt,
     Cancel,
+    ClaimRun,
     Command,
+    EndClaim,
     Event,
     Failed,
     Generate,
@@ -93,6 +95,8 @@ class InstanceSession:
                 self._refuse_on_error(command.prompt_id, lambda: self._cancel(command))
             case Adopt():
                 self._workers.adopt(self, command)
+            case ClaimRun() | EndClaim():
+                self._workers.claims.handle(self, command, self._loop.time())
             case MeasureLink():
                 self._measure(self, command)
             case SetRole():

@@ -10,6 +10,7 @@ from decode_worker.worker import DecodeWorker
 from engine.interface import Engine, StepResult
 from instance.step_parts import parts_of
 from prefill_worker.worker import Embed, PrefillWorker
+from wire.claim_table import ClaimTable
 from wire.event_sink import EventSink
 from wire.load import LoadSnapshot
 from wire.messages import Adopt, Cancel, Step
@@ -44,6 +45,7 @@ class Workers:
         self.prefill = PrefillWorker(engine, post, post_release, clock, embed)
         self.decode = DecodeWorker(engine, post, post_release, clock)
         self._load, self._freed = load, freed
+        self.claims = ClaimTable()
 
     def on_step(self, result: StepResult) -> None:
         """Send each owner its tokens (step_parts.py); handle prefilled, pooled and failed prompts. Engine thread."""

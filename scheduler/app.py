@@ -22,6 +22,7 @@ from scheduler.api.gate import Gate
 from scheduler.api.generate import GenerateBody, generate
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.health import health, metrics, ready
+from scheduler.api.idempotent import create_once, has_idempotency_key
 from scheduler.api.invocations import invoke
 from scheduler.api.load_report import REQUEST_HEADER, report_of
 from scheduler.api.models import list_models, retrieve_model
@@ -237,6 +238,8 @@ def _handler_of(route: Route, context: AppContext) -> Handler:
             request_class = context.class_of(tenant, whole_header(request.scope, CLASS_HEADER))
             request.scope["state"]["request_class"] = request_class
             context.dispatcher.check_room(tenant, request_class)
+        if route.path in KEPT and context.claims is not None and has_idempotency_key(request):
+            return cast("Response", await create_once(context, route.endpoint, request))
         if route.path in KEPT and keeps_stream(request):
             return cast("Response", await create_kept(context, route.endpoint, request))
         return cast("Response", await route.endpoint(context, request))

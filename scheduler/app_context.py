@@ -15,6 +15,7 @@ from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.traces import Traces
 from scheduler.request import Dispatcher
+from scheduler.request_claims import RequestClaims
 from scheduler.request_class import UNCLASSED, RequestClass, class_named
 from scheduler.responses_store.background_runs import BackgroundRuns
 from scheduler.responses_store.response_store import ResponseStore
@@ -62,7 +63,8 @@ class AppContext:
 
     `health` returns why the process cannot work, None if it can; `max_output` returns how many output tokens per
     sequence fit into the KV pools after a prompt; `responses` stores those of /v1/responses, None if nothing does;
-    `images` loads those of chats, None for a model that takes text only; `streams` continues kept ones.
+    `images` loads those of chats, None for a model that takes text only; `streams` continues kept ones;
+    `claims` is for requests with an Idempotency-Key.
     """
 
     config: SchedulerConfig
@@ -79,6 +81,7 @@ class AppContext:
     salt_of_all: SaltOfAll = field(default_factory=SaltOfAll)
     images: ImageLoader | None = None
     streams: Dispatch | None = None
+    claims: RequestClaims | None = None
     responses: ResponseStore | None = None
     background: BackgroundRuns = field(default_factory=BackgroundRuns)
     created: int = field(default_factory=lambda: int(time.time()))

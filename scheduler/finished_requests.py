@@ -10,12 +10,13 @@ OF_PROMPTS, OF_TOKENS, OF_FIRST_TOKEN = QUEUE_LIMITS = ("max_num_queued_reqs", "
 
 @dataclass(slots=True)
 class FinishedRequests:
-    """Counters since the start. Written only by dispatch and its attempts.
+    """Counters since the start. Written only by dispatch, its attempts and its claims.
 
     received = completed + failed + cancelled + inflight. `rejected` requests were never accepted; those over one of the
     QUEUE_LIMITS are in `rejected_by` too. Probes are not counted. `retried_tokens` are those of the `retried_prompts`
     and of their outputs so far; `delayed_retries` had to wait for the budget. `differing_outputs` were generated again,
-    and differed from what the client had.
+    and differed from what the client had. `run_again`: requests with an
+    Idempotency-Key that ran twice (request_claims.py).
     """
 
     received: int = 0
@@ -27,6 +28,7 @@ class FinishedRequests:
     retried_tokens: int = 0
     differing_outputs: int = 0
     delayed_retries: int = 0
+    run_again: int = 0
     rejected_by: tuple[int, ...] = (0,) * len(QUEUE_LIMITS)
 
     def reject(self, error: PdserveError) -> None:

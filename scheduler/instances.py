@@ -27,6 +27,7 @@ from wire.messages import (
     Adopted,
     Answer,
     Cancel,
+    Claimed,
     Command,
     Event,
     Failed,
@@ -86,6 +87,7 @@ class Instance:
         self.in_flight = InFlightLedger(load, load_changed, block_size=description.block_size)
         self.link_answers = PendingAnswers[LinkMeasured]()
         self.role_answers = PendingAnswers[RoleHeld]()
+        self.claim_answers = PendingAnswers[Claimed]()
         self._session = session
         self._limits = limits
         self._outbox = Mailbox[Command]()
@@ -247,6 +249,8 @@ class Instance:
                 asyncio.get_running_loop().call_later(self.orphan_s, self.post, unwanted)
             case Reserved() | Adopted() | PrefillHeld() | PrefillBegun() | HandedOff() | Pooled() | Failed():
                 self._pass_to_prompt(event)
+            case Claimed():
+                self.claim_answers.deliver(event.claim_id, event)
             case LinkMeasured():
                 self.link_answers.deliver(event.peer_id, event)
             case RoleHeld():
@@ -320,6 +324,7 @@ class Instance:
             on_instance.on_event(SessionLost(error))
         self.link_answers.end(error)
         self.role_answers.end(error)
+        self.claim_answers.end(error)
         self._suspicion_changed()
 
 

@@ -36,6 +36,7 @@ from scheduler.observability.replacements import VARIABLE as STATE_FILE
 from scheduler.observability.traces import open_traces
 from scheduler.placement import max_output
 from scheduler.registry import Registry
+from scheduler.request_claims import RequestClaims
 from scheduler.responses_store.background_runs import BackgroundRuns
 from scheduler.responses_store.response_store import ResponseStore
 from scheduler.responses_store.sqlite_rows import StoreLimits
@@ -133,6 +134,7 @@ async def open_serving(
         images=open_images(options, model, files.vision, lambda: _has_workers(control.registry)),
         responses=await _open_responses(options),
         streams=control.dispatch if options.orphan_limit else None,
+        claims=RequestClaims(control.registry, limits, control.dispatch.ledger),
     )
     tasks = _tasks_of(cluster, control, context)
     try:

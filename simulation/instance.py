@@ -15,6 +15,7 @@ from simulation.load import load_of
 from simulation.prompt import Behaviour, SimulatedPrompt, simulated_vector
 from simulation.session import SimulatedSession
 from simulation.step import PlannedStep, plan
+from wire.claim_table import ClaimTable
 from wire.description import InstanceDescription
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
 from wire.event_sink import EventSink
@@ -24,7 +25,9 @@ from wire.load import LinkStatus, LoadSnapshot
 from wire.messages import (
     Adopt,
     Cancel,
+    ClaimRun,
     Command,
+    EndClaim,
     Event,
     Failed,
     Generate,
@@ -58,7 +61,7 @@ class SimulatedInstance:
         self.steps = 0
         self.peers = peers
         self.sessions: list[SimulatedSession] = []
-        self._turns = Turns()
+        self._turns, self._claims = Turns(), ClaimTable()
         self._next_step: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
         self._costs = StepCosts()
@@ -147,12 +150,12 @@ class SimulatedInstance:
                 arriving = [one.state for one in self.prompts.values() if one.state and one.stage == "reserved"]
                 if tokens := adopt_stream(session, command, self.prompts.values(), arriving):
                     self._emit(session, Step(tokens, None))
+            case ClaimRun() | EndClaim():
+                self._claims.handle(session, command, asyncio.get_running_loop().time())
             case MeasureLink(peer_id=peer_id):
                 self._emit(session, LinkMeasured(peer_id, *self._measure_link(peer_id)))
             case SetRole():
                 self._set_role(session, command)
-            case OpenSession() | Heartbeat():
-                return
 
     def _set_role(self, session: SimulatedSession, command: SetRole) -> None:
         before = self._role.held

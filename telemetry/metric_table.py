@@ -97,6 +97,10 @@ CLUSTER = (
         "Outputs that were generated again and differed from what was sent before",
     ),
     _row(_COUNTER, "ledger.delayed_retries", "retries_delayed", "Retries delayed by the retry budget"),
+    _row(
+        _COUNTER, "ledger.run_again", "requests_run_again",
+        "Requests with an Idempotency-Key that ran a second time, as far as this scheduler can see",
+    ),
     _row(_GAUGE, "ledger.inflight", "requests_inflight", "Requests accepted and not finished"),
     _row(_GAUGE, "queued_prompts", "queued_prompts", "Prompts waiting in the scheduler"),
     _row(_GAUGE, "queued_tokens", "queued_tokens", "Prompt tokens waiting in the scheduler"),

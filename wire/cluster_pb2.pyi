@@ -566,6 +566,48 @@ class Adopted(_message.Message):
     num_sent: int
     def __init__(self, prompt_id: _Optional[str] = ..., prompt: _Optional[_Union[PromptState, _Mapping]] = ..., num_sent: _Optional[int] = ...) -> None: ...
 
+class ClaimRun(_message.Message):
+    __slots__ = ("claim_id", "record_id", "tenant", "digest", "stream_id")
+    CLAIM_ID_FIELD_NUMBER: _ClassVar[int]
+    RECORD_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    claim_id: str
+    record_id: str
+    tenant: str
+    digest: str
+    stream_id: str
+    def __init__(self, claim_id: _Optional[str] = ..., record_id: _Optional[str] = ..., tenant: _Optional[str] = ..., digest: _Optional[str] = ..., stream_id: _Optional[str] = ...) -> None: ...
+
+class EndClaim(_message.Message):
+    __slots__ = ("claim_id", "record_id", "tenant", "digest", "end", "answer")
+    CLAIM_ID_FIELD_NUMBER: _ClassVar[int]
+    RECORD_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    claim_id: str
+    record_id: str
+    tenant: str
+    digest: str
+    end: str
+    answer: bytes
+    def __init__(self, claim_id: _Optional[str] = ..., record_id: _Optional[str] = ..., tenant: _Optional[str] = ..., digest: _Optional[str] = ..., end: _Optional[str] = ..., answer: _Optional[bytes] = ...) -> None: ...
+
+class Claimed(_message.Message):
+    __slots__ = ("claim_id", "state", "stream_id", "answer")
+    CLAIM_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    claim_id: str
+    state: str
+    stream_id: str
+    answer: bytes
+    def __init__(self, claim_id: _Optional[str] = ..., state: _Optional[str] = ..., stream_id: _Optional[str] = ..., answer: _Optional[bytes] = ...) -> None: ...
+
 class MeasureLink(_message.Message):
     __slots__ = ("peer_id", "epoch", "endpoints", "num_bytes")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -703,7 +745,7 @@ class Failed(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandMessage(_message.Message):
-    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link", "image_piece", "set_role", "adopt", "more")
+    __slots__ = ("open", "reserve", "prefill", "generate", "cancel", "heartbeat", "measure_link", "image_piece", "set_role", "adopt", "claim", "end_claim", "more")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -714,6 +756,8 @@ class CommandMessage(_message.Message):
     IMAGE_PIECE_FIELD_NUMBER: _ClassVar[int]
     SET_ROLE_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    END_CLAIM_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     open: OpenSession
     reserve: Reserve
@@ -725,11 +769,13 @@ class CommandMessage(_message.Message):
     image_piece: bytes
     set_role: SetRole
     adopt: Adopt
+    claim: ClaimRun
+    end_claim: EndClaim
     more: _containers.RepeatedCompositeFieldContainer[CommandMessage]
-    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., image_piece: _Optional[bytes] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., more: _Optional[_Iterable[_Union[CommandMessage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., measure_link: _Optional[_Union[MeasureLink, _Mapping]] = ..., image_piece: _Optional[bytes] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., claim: _Optional[_Union[ClaimRun, _Mapping]] = ..., end_claim: _Optional[_Union[EndClaim, _Mapping]] = ..., more: _Optional[_Iterable[_Union[CommandMessage, _Mapping]]] = ...) -> None: ...
 
 class EventMessage(_message.Message):
-    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled", "table_read", "role_held", "adopted", "more")
+    __slots__ = ("session_open", "reserved", "refused", "step", "handed_off", "failed", "heartbeat", "link_measured", "pooled", "table_read", "role_held", "adopted", "claimed", "more")
     SESSION_OPEN_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -742,6 +788,7 @@ class EventMessage(_message.Message):
     TABLE_READ_FIELD_NUMBER: _ClassVar[int]
     ROLE_HELD_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     session_open: SessionOpen
     reserved: Reserved
@@ -755,5 +802,6 @@ class EventMessage(_message.Message):
     table_read: TableRead
     role_held: RoleHeld
     adopted: Adopted
+    claimed: Claimed
     more: _containers.RepeatedCompositeFieldContainer[EventMessage]
-    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., table_read: _Optional[_Union[TableRead, _Mapping]] = ..., role_held: _Optional[_Union[RoleHeld, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., more: _Optional[_Iterable[_Union[EventMessage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session_open: _Optional[_Union[SessionOpen, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., handed_off: _Optional[_Union[HandedOff, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_measured: _Optional[_Union[LinkMeasured, _Mapping]] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., table_read: _Optional[_Union[TableRead, _Mapping]] = ..., role_held: _Optional[_Union[RoleHeld, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., more: _Optional[_Iterable[_Union[EventMessage, _Mapping]]] = ...) -> None: ...

@@ -1,5 +1,8 @@
 """Commands and events <-> protobuf, both ways."""
 
+from enum import StrEnum
+from typing import TypeVar
+
 from wire import cluster_pb2 as pb
 from wire.convert import (
     ENDPOINT,
@@ -21,7 +24,11 @@ from wire.messages import (
     Adopt,
     Adopted,
     Cancel,
+    Claimed,
+    ClaimRun,
+    ClaimState,
     Command,
+    EndClaim,
     Event,
     Failed,
     FetchAndGenerate,
@@ -40,6 +47,7 @@ from wire.messages import (
     Reserve,
     Reserved,
     RoleHeld,
+    RunEnd,
     SessionOpen,
     SetRole,
     Step,
@@ -47,8 +55,12 @@ from wire.messages import (
 )
 from wire.plain_message import PlainMessage
 
+_E = TypeVar("_E", bound=StrEnum)
 _ADOPT = PlainMessage(Adopt, pb.Adopt)
 _CANCEL = PlainMessage(Cancel, pb.Cancel)
+_CLAIM = PlainMessage(ClaimRun, pb.ClaimRun)
+_CLAIMED = PlainMessage(Claimed, pb.Claimed)
+_END_CLAIM = PlainMessage(EndClaim, pb.EndClaim)
 _HELLO = PlainMessage(OpenSession, pb.OpenSession)
 
 
@@ -70,6 +82,10 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
             return pb.CommandMessage(cancel=_CANCEL.to_pb(command))
         case Adopt():
             return pb.CommandMessage(adopt=_ADOPT.to_pb(command))
+        case ClaimRun():
+            return pb.CommandMessage(claim=_CLAIM.to_pb(command))
+        case EndClaim():
+            return pb.CommandMessage(end_claim=_END_CLAIM.to_pb(command, end=command.end))
         case MeasureLink():
             measure = pb.MeasureLink(peer_id=command.peer_id, epoch=command.epoch, num_bytes=command.num_bytes)
             measure.endpoints.extend(ENDPOINT.to_pb(endpoint) for endpoint in command.endpoints)
@@ -97,6 +113,10 @@ def command_from_pb(message: pb.CommandMessage) -> Command:
             return _CANCEL.from_pb(message.cancel)
         case "adopt":
             return _ADOPT.from_pb(message.adopt)
+        case "claim":
+            return _CLAIM.from_pb(message.claim)
+        case "end_claim":
+            return _END_CLAIM.from_pb(message.end_claim, end=_member(RunEnd, message.end_claim.end))
         case "measure_link":
             measure = message.measure_link
             endpoints = tuple(ENDPOINT.from_pb(endpoint) for endpoint in measure.endpoints)
@@ -132,6 +152,8 @@ def event_to_pb(event: Event) -> pb.EventMessage:
         case Adopted():
             adopted = pb.Adopted(prompt_id=event.prompt_id, prompt=prompt_to_pb(event.prompt), num_sent=event.num_sent)
             return pb.EventMessage(adopted=adopted)
+        case Claimed():
+            return pb.EventMessage(claimed=_CLAIMED.to_pb(event, state=event.state))
         case HandedOff():
             handed = pb.HandedOff(prompt_id=event.prompt_id, times=TIMES.to_pb(event.times))
             return pb.EventMessage(handed_off=handed)
@@ -181,6 +203,8 @@ def event_from_pb(message: pb.EventMessage) -> Event:
         case "adopted":
             adoption = message.adopted
             return Adopted(adoption.prompt_id, prompt_from_pb(adoption.prompt), adoption.num_sent)
+        case "claimed":
+            return _CLAIMED.from_pb(message.claimed, state=_member(ClaimState, message.claimed.state))
         case "handed_off":
             return HandedOff(message.handed_off.prompt_id, TIMES.from_pb(message.handed_off.times))
         case "pooled":
@@ -201,6 +225,13 @@ def event_from_pb(message: pb.EventMessage) -> Event:
             return _heartbeat_from_pb(message.heartbeat)
         case other:
             raise InvalidRequest(f"an event unknown to this version: {other}")
+
+
+def _member(kind: type[_E], name: str) -> _E:
+    try:
+        return kind(name)
+    except ValueError:
+        raise InvalidRequest(f"{name!r:.40} is no {kind.__name__} of this version") from None
 
 
 def _heartbeat_to_pb(heartbeat: Heartbeat) -> pb.Heartbeat:

@@ -13,6 +13,7 @@
        | -- FetchAndGenerate(references) --------> D | <- Step
        | -- Cancel ------------------------------> P, D
        | -- Adopt ------------------------------> D | <- Adopted, then Step (its tokens so far) | Refused
+       | -- ClaimRun, EndClaim ---------------------> D | <- Claimed (wire/claim_table.py)
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
        | -- SetRole -----------------------------> |  <- RoleHeld, also after SessionOpen and others' SetRole
@@ -24,6 +25,7 @@ Failed. The same events answer Cancel, which is idempotent and gets no answer fo
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from wire.cheap_dataclass import cheap_dataclass
@@ -114,6 +116,57 @@ class Adopt:
     stream_id: str
     tenant: str
     owner_epoch: int | None = None
+
+
+class ClaimState(StrEnum):
+    """Of a request with an Idempotency-Key: the answer to ClaimRun. The claimer runs it if it is NEW or ORPHANED."""
+
+    NEW = "new"
+    ORPHANED = "orphaned"
+    """Its scheduler is gone: the claimer adopts its stream, or runs it again."""
+    RUNNING = "running"
+    LEFT = "left"
+    """It runs, but its client has left."""
+    DONE = "done"
+    DIFFERENT = "different"
+    """Another request has this key."""
+    FULL = "full"
+    """Too many requests of this API key have a record."""
+
+
+class RunEnd(StrEnum):
+    """How the run of a claimed request ends; with MOVED and LEFT it goes on, elsewhere or without a client."""
+
+    DONE = "done"
+    FAILED = "failed"
+    MOVED = "moved"
+    LEFT = "left"
+
+
+@cheap_dataclass(frozen=True, slots=True)
+class ClaimRun:
+    """Run a request with an Idempotency-Key as the stream of this id, unless it runs or has finished.
+
+    Answered by Claimed. `record_id` stands for its API key and its idempotency key, `digest` for its content.
+    """
+
+    claim_id: str
+    record_id: str
+    tenant: str
+    digest: str
+    stream_id: str
+
+
+@cheap_dataclass(frozen=True, slots=True)
+class EndClaim:
+    """The claimed run has ended; `answer` is the body of the answer if it is done."""
+
+    claim_id: str
+    record_id: str
+    tenant: str
+    digest: str
+    end: RunEnd
+    answer: bytes = b""
 
 
 @cheap_dataclass(frozen=True, slots=True)
@@ -238,6 +291,16 @@ class Adopted:
 
 
 @cheap_dataclass(frozen=True, slots=True)
+class Claimed:
+    """Answer to ClaimRun. `stream_id` is that of the run that goes on; `answer` is empty if it was too large."""
+
+    claim_id: str
+    state: ClaimState
+    stream_id: str = ""
+    answer: bytes = b""
+
+
+@cheap_dataclass(frozen=True, slots=True)
 class HandedOff:
     """From P: the receiver acknowledged the KV and P released its blocks."""
 
@@ -295,7 +358,7 @@ class TableRead:
 
 PromptCommand = Reserve | Prefill | Generate | PrefillAndHold | FetchAndGenerate
 """Every command with a `prompt`; each is checked before it is sent, and refused without closing the session."""
-Command = OpenSession | PromptCommand | Cancel | Adopt | MeasureLink | SetRole | Heartbeat
+Command = OpenSession | PromptCommand | Cancel | Adopt | ClaimRun | EndClaim | MeasureLink | SetRole | Heartbeat
 Answer = Reserved | Adopted | PrefillHeld | PrefillBegun | Refused | HandedOff | Pooled | Failed
 """Every event about one prompt, except Step."""
-Event = SessionOpen | Step | Answer | LinkMeasured | RoleHeld | TableRead | Heartbeat
+Event = SessionOpen | Step | Answer | Claimed | LinkMeasured | RoleHeld | TableRead | Heartbeat

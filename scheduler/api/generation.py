@@ -1,6 +1,7 @@
 """Run one request and answer it, as a whole or as a stream; an `AnswerShape` formats the answer."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -10,16 +11,18 @@ from scheduler.api.answer_shape import AnswerShape, prompt_reports
 from scheduler.api.choice_collector import ChoiceCollector
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.piece_writer import PieceWriter
-from scheduler.api.resumed import Resumed, ResumedObserver, SkippedEvents
+from scheduler.api.resumed import CopiedEvents, Resumed, ResumedObserver, SkippedEvents
 from scheduler.api.sse import ClientGone, until_disconnect
 from scheduler.api.usage import served_headers, serving_report, timing_metrics, token_usage
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
+from scheduler.request_claims import RequestClaim
 from scheduler.text.pieces import TextOptions
 from scheduler.text_output import Dispatch, TextOutput
 from telemetry.logs import EventLogger
 from wire.cheap_dataclass import cheap_dataclass
-from wire.errors import Draining
+from wire.errors import Draining, StreamMoved
+from wire.messages import RunEnd
 
 _log = EventLogger("api")
 
@@ -28,7 +31,8 @@ _log = EventLogger("api")
 class Generation:
     """An ASGI response that runs `request` when called, and cancels it when the client disconnects.
 
-    A stream that is kept is cancelled only if no client has resumed it within --orphan-limit.
+    A stream that is kept is cancelled only if no client has resumed it within --orphan-limit. With a `claim` its answer
+    is kept too.
     """
 
     context: AppContext
@@ -37,6 +41,7 @@ class Generation:
     shape: AnswerShape
     options: AnswerOptions
     resumed: Resumed | None = None
+    claim: RequestClaim | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError only before anything was sent."""
@@ -48,7 +53,7 @@ class Generation:
             )  # fmt: skip
             run = self._answer_stream(scope) if self.options.stream else self._answer_whole(scope, receive, send)
             try:
-                await until_disconnect(receive, run, kept_s)
+                await until_disconnect(receive, run, kept_s, partial(self._report_end, RunEnd.LEFT))
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
 
@@ -56,11 +61,13 @@ class Generation:
         output = self._text_output(scope)
         limit = self.context.config.options.max_answer_bytes
         collector = ChoiceCollector(self.shape, self.options, prompt_reports(output), limit)
-        await output.run(self.context.dispatcher.run, collector.add)
+        await output.run(self.context.dispatcher.run if self.resumed is None else self.resumed.run, collector.add)
         answer = self.shape.whole(collector.choices(), prompt_reports(output), self._usage_of(output))
         if "metrics" in answer:
             answer["metrics"] = self._metrics_of(output)
         response = json_response(answer, 200, served_headers(output.served))
+        if self.claim is not None:
+            await self.claim.finish(bytes(response.body))
         await response(scope, receive, send)
 
     async def _answer_stream(self, scope: Scope) -> None:
@@ -70,19 +77,30 @@ class Generation:
         run: Dispatch = self.context.dispatcher.run
         if self.resumed is not None:
             answer, run = SkippedEvents(answer, self.resumed.after), self.resumed.run
+        copied = None
+        if self.claim is not None:
+            answer = copied = CopiedEvents(answer)
         writer = PieceWriter(self.shape, self.options, output, answer)
         try:
             with writer.comments(self.context.config.options.sse_keep_alive_interval):
                 await output.run(run, writer.put)
             await writer.end(self._usage_chunk(output))
+            if self.claim is not None and copied is not None:
+                await self.claim.finish(bytes(copied.content))
         except asyncio.CancelledError:
             if writer.started and self.context.drain.draining:
                 await writer.fail(error_body(Draining("the server is shutting down"), scope))
             raise
         except Exception as error:
+            if isinstance(error, StreamMoved):
+                self._report_end(RunEnd.MOVED)
             if not writer.started:
                 raise
             await writer.fail(error_body(error, scope))
+
+    def _report_end(self, end: RunEnd) -> None:
+        if self.claim is not None:
+            self.claim.end(end)
 
     def _text_output(self, scope: Scope) -> TextOutput:
         """Measure times from the request's arrival: reading, rendering and tokenising count as waiting."""

@@ -15,6 +15,7 @@ from scheduler.http.header import header_of
 from wire.errors import InvalidRequest
 
 KEEP_HEADER = b"x-pdserve-keep-stream"
+IDEMPOTENCY_HEADER = b"idempotency-key"
 _FORM = "application/x-www-form-urlencoded"
 _MAX_DEPTH = 64
 _LARGE_BYTES = 256 * 2**10  # parsing more would block the event loop

@@ -5,6 +5,7 @@ from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone
 from scheduler.text_output import Dispatch, Observer
 from wire.cheap_dataclass import cheap_dataclass
+from wire.claim_table import MAX_KEPT_ANSWER
 
 NO_EVENTS = (b":", b"event: ping")
 """The beginnings of the parts of a stream that are not events."""
@@ -44,6 +45,29 @@ class SkippedEvents:
             first, _, content = content.partition(b"\n\n")
             self._num_left -= not first.startswith(NO_EVENTS)
         return content
+
+
+class CopiedEvents:
+    """An answer of which `content` is a copy, up to the limit of answers that are kept."""
+
+    def __init__(self, answer: AnswerWriter | SkippedEvents) -> None:
+        self.start = answer.start
+        self.content = bytearray()
+        self._answer = answer
+
+    def write(self, content: bytes) -> None:
+        """Write a part."""
+        self._copy(content)
+        self._answer.write(content)
+
+    async def end(self, content: bytes) -> None:
+        """Write the last part."""
+        self._copy(content)
+        await self._answer.end(content)
+
+    def _copy(self, content: bytes) -> None:
+        if len(self.content) <= MAX_KEPT_ANSWER:
+            self.content += content
 
 
 class ResumedObserver:

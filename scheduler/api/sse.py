@@ -42,12 +42,17 @@ SSE = StreamFormat(
 """OpenAI's format: server-sent events."""
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None], kept_s: float = 0.0) -> None:
-    """Run `work`; if the client disconnects first, let it run for `kept_s`, then cancel it and raise ClientGone."""
+async def until_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, None], kept_s: float = 0.0, on_gone: Callable[[], object] = bool
+) -> None:
+    """Run `work`; if the client disconnects first, let it run for `kept_s`, then cancel it and raise ClientGone.
+
+    `on_gone` is called when the client disconnects and `work` may run on.
+    """
     if isinstance(receive, Receiving):
-        await _until_interrupted(receive, work, kept_s)
+        await _until_interrupted(receive, work, kept_s, on_gone)
     else:
-        await _until_received(receive, work, kept_s)
+        await _until_received(receive, work, kept_s, on_gone)
 
 
 async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None], kept_s: float) -> None:
@@ -61,6 +66,7 @@ async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None]
 
     def gone() -> None:
         if kept_s:
+            on_gone()
             timers.append(asyncio.get_running_loop().call_later(kept_s, task.cancel))
         else:
             task.cancel()
@@ -78,12 +84,15 @@ async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None]
             timer.cancel()
 
 
-async def _until_received(receive: Receive, work: Coroutine[Any, Any, None], kept_s: float) -> None:
+async def _until_received(
+    receive: Receive, work: Coroutine[Any, Any, None], kept_s: float, on_gone: Callable[[], object]
+) -> None:
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if not working.done() and kept_s:
+            on_gone()
             await asyncio.wait((working,), timeout=kept_s)
         if not working.done():
             raise ClientGone("the client disconnected")

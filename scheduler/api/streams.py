@@ -68,6 +68,25 @@ async def create_kept(context: AppContext, endpoint: Endpoint, request: Request)
 
     If it cannot be kept, raises InvalidRequest, or with the header's value `if-possible` returns the response anyway.
     """
+    generation, why = await prepare_kept(context, endpoint, request, secrets.token_hex(16))
+    del request.scope["state"]["body"]
+    check_kept(request, why)
+    return generation
+
+
+def check_kept(request: Request, why_not: str | None) -> None:
+    """Raise InvalidRequest if the client insists on keeping a stream that is not kept."""
+    if why_not and keeps_stream(request) and header_of(request.scope, KEEP_HEADER) != _IF_POSSIBLE:
+        raise InvalidRequest(f"{_NAME}: {why_not}")
+
+
+async def prepare_kept(
+    context: AppContext, endpoint: Endpoint, request: Request, stream_id: str, *, may_be_whole: bool = False
+) -> tuple[Generation, str | None]:
+    """Return the response of an endpoint of KEPT, kept as this stream if it can be, and why if it cannot.
+
+    `may_be_whole`: keep the tokens of an answer that is not streamed too.
+    """
     state = request.scope["state"]
     state["created"] = int(time.time())
     generation = await endpoint(context, request)
@@ -78,23 +97,30 @@ async def create_kept(context: AppContext, endpoint: Endpoint, request: Request)
         "id": state.get("client_id") or generation.request.request_id.rpartition("-")[2],
         "headers": {name.decode(): header_of(request.scope, name) for name in _HEADERS},
     }
-    record = orjson.dumps(head) + b"\n" + state.pop("body")
-    why = _why_not(generation, record) or _why_none(context)
-    if why and header_of(request.scope, KEEP_HEADER) == _IF_POSSIBLE:
-        return generation
+    record = orjson.dumps(head) + b"\n" + state["body"]
+    why = _why_not(generation, record, may_be_whole=may_be_whole) or _why_none(context)
     if why:
-        raise InvalidRequest(f"{_NAME}: {why}")
-    stream = ResumableStream(secrets.token_hex(16), str(state.get("tenant", "")), record)
-    state["stream_id"] = stream.stream_id
-    return replace(generation, request=replace(generation.request, stream=stream))
+        return generation, why
+    stream = ResumableStream(stream_id, str(state.get("tenant", "")), record)
+    if generation.options.stream:
+        state["stream_id"] = stream_id
+    return replace(generation, request=replace(generation.request, stream=stream)), None
 
 
 async def resume_stream(context: AppContext, request: Request) -> ASGIApp:
     """Return the rest of a stream. Raises UnknownStream, or Unavailable if an instance that may have it is silent."""
     after, state = _after(request), request.scope["state"]
     streams, adoption = await _adopt(context, request)
+    return await continue_stream(context, state, streams, adoption, after)
+
+
+async def continue_stream(
+    context: AppContext, state: dict[str, Any], streams: Dispatch, adoption: Adoption, after: int = 0
+) -> Generation:
+    """Return the response that runs an adopted stream, for a client that has its first `after` events."""
     generation = await _generation_of(context, state, adoption)
-    state["stream_id"] = adoption.stream.stream_id
+    if generation.options.stream:
+        state["stream_id"] = adoption.stream.stream_id
     run = partial(streams.resume, adoption)
     return replace(generation, resumed=Resumed(run, after, adoption.num_counted))
 
@@ -146,10 +172,10 @@ def _why_none(context: AppContext) -> str | None:
     return None
 
 
-def _why_not(generation: Generation, record: bytes) -> str | None:
+def _why_not(generation: Generation, record: bytes, *, may_be_whole: bool) -> str | None:
     """Return why the stream of this response cannot be kept, None if it can be."""
     request, options = generation.request, generation.options
-    if not options.stream:
+    if not options.stream and not may_be_whole:
         return "the request has no stream: true"
     if len(request.prompts) > 1 or request.params.num_sequences > 1 or request.params.beam_search is not None:
         return "only streams with one choice are kept"

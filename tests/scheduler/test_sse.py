@@ -83,6 +83,28 @@ async def test_work_for_a_disconnected_client_is_not_started() -> None:
     assert began == []
 
 
+@pytest.mark.parametrize("is_own_server", [True, False])
+@pytest.mark.parametrize("kept_s", [0.0, 5.0])
+@virtual
+async def test_kept_work_outlives_its_client_for_a_while(kept_s: float, is_own_server: bool) -> None:
+    exchange, clock, left = own_exchange(Pipe()), asyncio.get_running_loop().time, list[float]()
+    began = clock()
+
+    async def receive() -> Message:
+        await asyncio.sleep(1.0)
+        return {"type": "http.disconnect"}
+
+    asyncio.get_running_loop().call_later(1.0, exchange.leave, "the client went away")
+    with pytest.raises(ClientGone):
+        await until_disconnect(
+            exchange.receive if is_own_server else receive,
+            asyncio.sleep(100.0), kept_s, lambda: left.append(clock() - began),
+        )  # fmt: skip
+
+    assert clock() - began == pytest.approx(1.0 + kept_s)
+    assert left == ([pytest.approx(1.0)] if kept_s else [])
+
+
 @pytest.mark.anyio
 async def test_a_client_that_leaves_during_its_body_gets_no_answer(serve: Serve) -> None:
     received: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{", "more_body": True}]
