@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,59 @@ def test_an_owner_stopped_beyond_its_lease_computes_nothing_again(slow: Pdserve)
     assert "prompt_retried" not in slow.folder.log("scheduler-0").read_text()
 
 
+def test_a_repeated_request_continues_the_run_of_a_dead_scheduler(slow: Pdserve) -> None:
+    assert slow.up("--schedulers", "2").returncode == 0
+    wanted = undisturbed(slow)
+    asked = {**LONG, "return_token_ids": True}
+
+    def post(name: str, **changes: Any) -> httpx.Response:
+        headers = {"Idempotency-Key": "order-7"}
+        with httpx.Client(trust_env=False, timeout=DEADLINE_S) as client:
+            return client.post(url_of(slow, name) + "/v1/completions", json=asked | changes, headers=headers)
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(post, "scheduler-0")
+        wait_decoded(slow)
+        joined = threads.submit(post, "scheduler-1")
+        assert post("scheduler-1", max_tokens=3).status_code == 422
+        os.kill(slow.record("scheduler-0").pid, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            first.result(DEADLINE_S)
+        answer = joined.result(DEADLINE_S)
+    again = post("scheduler-1")
+
+    assert answer.json()["choices"][0]["token_ids"] == wanted
+    assert (again.content, again.headers["x-pdserve-replayed"]) == (answer.content, "true")
+    assert _metric(slow, "scheduler-1", "pdserve_requests_run_again_total") == 0
+    assert "prompt_retried" not in slow.folder.log("scheduler-1").read_text()
+
+
+def test_a_retry_of_the_official_client_runs_nothing_twice(slow: Pdserve) -> None:
+    assert slow.up("--schedulers", "2").returncode == 0
+    wanted = undisturbed(slow)
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with (
+        openai.OpenAI(
+            base_url=f"http://127.0.0.1:{slow.port}/v1", api_key="none", max_retries=8, http_client=http
+        ) as client,
+        ThreadPoolExecutor() as threads,
+    ):
+        asked = threads.submit(
+            client.completions.create, model="tiny", prompt=PROMPT, max_tokens=COUNT, temperature=0,
+            extra_body={"ignore_eos": True, "return_token_ids": True}, extra_headers={"Idempotency-Key": "order-7"},
+        )  # fmt: skip
+        wait_decoded(slow)
+        names = {"scheduler-0", "scheduler-1"}
+        (owner,) = (name for name in names if _metric(slow, name, "pdserve_requests_inflight"))
+        os.kill(slow.record(owner).pid, signal.SIGKILL)
+        answer = asked.result(DEADLINE_S)
+
+    assert answer.choices[0].model_dump()["token_ids"] == wanted
+    (other,) = names - {owner}
+    assert _metric(slow, other, "pdserve_requests_run_again_total") == 0
+    assert slow.folder.log("decode-0").read_text().count("session_over") == 1
+
+
 @contextmanager
 def stream_proxy(pdserve: Pdserve) -> Iterator[str]:
     """Run `pdserve door` in front of the shared port, and return its URL."""
@@ -284,8 +338,21 @@ def test_no_stream_through_the_proxy_notices_dead_schedulers(slow: Pdserve) -> N
 
 def _num_running(pdserve: Pdserve) -> float:
     """Return how many sequences the instances have."""
-    page = own_client(pdserve, "scheduler-1").get("/metrics").body.decode()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith("pdserve_running{"))
+    return _metric(pdserve, "scheduler-1", "pdserve_running{")
+
+
+def _metric(pdserve: Pdserve, name: str, begin: str) -> float:
+    """Return the sum of a scheduler's samples that begin with this text."""
+    page = own_client(pdserve, name).get("/metrics").body.decode()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(begin))
+
+
+def wait_decoded(pdserve: Pdserve) -> None:
+    """Return when the decode instance has a sequence."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not _metric(pdserve, "scheduler-1", 'pdserve_running{instance="decode'):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("num_schedulers", [1, 2])

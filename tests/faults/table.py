@@ -58,6 +58,14 @@ Processes that are slow but not gone, and one that is gone while another is slow
 limits of silence in service. Two schedulers on the same instances, of which one is killed or stopped past its lease, or
 both race for a small pool: tests/faults/test_several_schedulers.py.
 
+Its clients send a request that is not streamed again after its scheduler died. 8 such requests at one of two
+schedulers, which is killed while they are decoded; repeated at the other (in the same file):
+
+| repeated | answers | ran twice |
+|---|---|---|
+| without a header | 8 | 8 |
+| with its `Idempotency-Key` ([streams.md](streams.md#requests-that-run-once)) | 8 | 0 |
+
 The limits are the test's, not those in service: lease {LEASE_S:g} s (10 s in service), a frozen process is given up
 after {SILENCE_S:g} s of silence (6 s in service). So the milliseconds show which limit was waited for, not the speed
 of a machine: they are from one run, and those over 2,000 are the limit of silence or the lease.

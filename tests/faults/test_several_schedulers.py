@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -123,6 +123,47 @@ def test_streams_of_one_scheduler_survive_the_loss_of_the_other(cluster: FaultCl
             return [await request_stream(other, prompt, 8) for prompt in prompts(0, 2)]
 
     assert_answers(cluster, prompts(0, 2), asyncio.run(ask()), 8)
+
+
+async def repeat_after_death(cluster: FaultCluster, headers: Sequence[dict[str, str]]) -> int:
+    """Kill the second scheduler while it decodes, repeat its requests at the first; return how many ran twice."""
+    asked = prompts(0, len(headers))
+    fields = {"model": "tiny", "max_tokens": LONG, "temperature": 0, "ignore_eos": True}
+
+    def num_admitted() -> int:
+        return cluster.log("decode-0").count(" kv_received ")
+
+    async def post(client: httpx.AsyncClient, number: int) -> httpx.Response:
+        body = {**fields, "prompt": asked[number]}
+        return await client.post("/v1/completions", json=body, headers=headers[number])
+
+    async with client_of(cluster) as client, client_of_other(cluster) as other:
+        before, everyone = num_admitted(), range(len(asked))
+        first = [asyncio.create_task(post(other, number)) for number in everyone]
+        await until(lambda: num_admitted() == before + len(asked), time.time() + DEADLINE_S, "not all are decoded")
+        cluster.guide.processes[OTHER].send(signal.SIGKILL)
+        for cut in await asyncio.gather(*first, return_exceptions=True):
+            assert isinstance(cut, httpx.TransportError), cut
+        answers = await asyncio.gather(*(post(client, number) for number in everyone))
+    for prompt, answer in zip(asked, answers, strict=True):
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        words = body["choices"][0]["text"].split()
+        assert (len(words), body["usage"]["completion_tokens"]) == (LONG, LONG)
+        assert cluster.explains(prompt, words)
+    return num_admitted() - before - len(asked)
+
+
+@pytest.mark.parametrize("cluster", [pytest.param((1, 1000), id="1P1D")], indirect=True)
+@pytest.mark.parametrize(
+    "has_keys", [pytest.param(True, id="keys"), pytest.param(False, id="no-keys", marks=pytest.mark.long)]
+)  # fmt: skip
+def test_repeated_requests_run_twice_only_without_a_key(cluster: FaultCluster, *, has_keys: bool) -> None:
+    headers = [{"Idempotency-Key": f"order-{number}"} if has_keys else {} for number in range(8)]
+
+    assert asyncio.run(repeat_after_death(cluster, headers)) == (0 if has_keys else len(headers))
+    cluster.bury(OTHER)
+    assert cluster.ledger()["run_again"] == 0
 
 
 @pytest.mark.long
