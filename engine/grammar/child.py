@@ -56,8 +56,8 @@ def _answer(backend: Backend, request: dict[str, Any], limits: GrammarLimits) ->
     except InvalidGrammar as error:
         return {"refused": str(error)}
     except MemoryError:
-        size = f"{limits.memory_bytes // MIB} MB"
-        return {"refused": f"compiling the grammar takes more than {size} of memory, the limit"}
+        limit_mb = limits.memory_bytes // MIB
+        return {"refused": f"compiling the grammar takes more than {limit_mb} MB of memory, the limit"}
     except RecursionError:
         return {"refused": "the grammar is nested too deep to be compiled"}
     for what, size, limit in (

@@ -43,7 +43,7 @@ async def read_json(request: Request, options: SchedulerOptions, *, accepts_form
     if content is None:
         content = await _read_in_time(request, options)
     _check_size(len(content), options.max_body_bytes)
-    if header_of(request.scope, KEEP_HEADER) is not None:
+    if any(header_of(request.scope, name) is not None for name in (KEEP_HEADER, IDEMPOTENCY_HEADER)):
         request.scope["state"]["body"] = content  # kept with the request's stream (streams.py)
     if len(content) <= _LARGE_BYTES:
         return _parse(content)

@@ -55,7 +55,9 @@ async def until_disconnect(
         await _until_received(receive, work, kept_s, on_gone)
 
 
-async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None], kept_s: float) -> None:
+async def _until_interrupted(
+    receive: Receiving, work: Coroutine[Any, Any, None], kept_s: float, on_gone: Callable[[], object]
+) -> None:
     """Run `work`, unless the client is gone, in this task, which our server cancels when the client disconnects."""
     if receive.why_gone:  # cancelling work that never awaits would cancel what follows it
         work.close()
