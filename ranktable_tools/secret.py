@@ -56,8 +56,9 @@ def check_secret(directory: Path, owner: int | None = None, *, can_give: bool = 
             remedy = f"{whose(path)}: {cure if mode_of_own(path) is None else f'chmod 600 {path}'}"
         raise RanktableError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
     if not MIN_SECRET_BYTES <= size <= MAX_SECRET_BYTES:
+        found = size if size < MIN_SECRET_BYTES else f"more than {MAX_SECRET_BYTES}"
         limits = f"{MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}"
-        raise RanktableError(f"{path} has {size} bytes, but a cluster secret must have {limits}; {_MOVE}")
+        raise RanktableError(f"{path}: a cluster secret has {found} bytes, but must have {limits}; {_MOVE}")
     return True
 
 

@@ -137,17 +137,17 @@ def _owner_hint(path: Path, error: OSError) -> str:
     try:
         status = path.stat()
     except OSError:
-        return f"; this process is user {os.geteuid()}"
-    whose = f"; it belongs to user {status.st_uid}, and this process is user {os.geteuid()}"
+        return f"; this process is uid {os.geteuid()}"
+    whose = f"; it belongs to uid {status.st_uid}, and this process is uid {os.geteuid()}"
     is_own = status.st_uid == os.geteuid()
     return f"{whose} too: it has mode {stat.S_IMODE(status.st_mode):04o}, chmod 600 {path}" if is_own else whose
 
 
 def _check_file(status: os.stat_result, path: Path, what: str) -> None:
-    mode, owners = stat.S_IMODE(status.st_mode), (os.geteuid(), 0)
+    mode, own = stat.S_IMODE(status.st_mode), os.geteuid()
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{what}: {path} is not a regular file")
     if mode & 0o077:
         raise ConfigError(f"{what}: {path} has mode {mode:04o}, but others must have no access: chmod 600 {path}")
-    if status.st_uid not in owners:
-        raise ConfigError(f"{what}: {path} belongs to user {status.st_uid}, not to user {owners[0]}, who runs this")
+    if status.st_uid not in (own, 0):
+        raise ConfigError(f"{what}: {path} belongs to uid {status.st_uid}, but this process is uid {own}")

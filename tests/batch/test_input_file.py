@@ -156,7 +156,7 @@ def test_the_line_after_a_long_one_is_read_correctly(path: Path, length: int, en
     reported = _refusal(path, b"x" * length + end + _line("a") + b"\n" + b"{", limits)
 
     assert [one.split()[1] for one in reported.splitlines()[1:]] == ["1", "3"]
-    assert f"line 1 is {length} bytes long" in reported
+    assert f"line 1 has {length} bytes" in reported
 
 
 def test_a_2_mb_line_is_refused_by_default(path: Path) -> None:

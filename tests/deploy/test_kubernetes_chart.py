@@ -94,7 +94,7 @@ def test_a_services_ports_are_containers_ports() -> None:
 
 
 def test_a_platforms_table_without_a_volume_is_refused_with_a_reason() -> None:
-    with pytest.raises(TemplateError, match="name the volume that has the platform's table"):
+    with pytest.raises(TemplateError, match="set it to the volume that contains the platform's table"):
         documents({"table": {"platform": {"enabled": True}}})
 
 

@@ -25,11 +25,11 @@ def backend() -> Iterator[NativeAttention]:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((4, 4, 8), r"query \[4, 4, 8\]: must be \[4, 3, 8\]"),
-        ((4, 2, 8), r"query \[4, 2, 8\]: must be \[4, 3, 8\]"),
-        ((4, 3, 16), r"query \[4, 3, 16\]: must be \[4, 3, 8\]"),
+        ((4, 4, 8), r"shape of query is \[4, 4, 8\], but must be \[4, 3, 8\]"),
+        ((4, 2, 8), r"shape of query is \[4, 2, 8\], but must be \[4, 3, 8\]"),
+        ((4, 3, 16), r"shape of query is \[4, 3, 16\], but must be \[4, 3, 8\]"),
         ((3, 3, 8), "3 query heads are not a multiple of the pool's 2 KV heads"),
-        ((12, 8), r"query \[12, 8\]: must be \[12, 3, 8\]"),
+        ((12, 8), r"shape of query is \[12, 8\], but must be \[12, 3, 8\]"),
     ],
     ids=str,
 )
@@ -102,7 +102,7 @@ def test_there_is_one_sink_for_each_head(backend: NativeAttention) -> None:
     case = make_case([(20, 3)], Shape())
     pool = case.pool_with_past()
 
-    with pytest.raises(ValueError, match=r"sinks \[3\]: must be \[4\]"):
+    with pytest.raises(ValueError, match=r"shape of sinks is \[3\], but must be \[4\]"):
         backend.plan(case.metadata).attend(
             torch.zeros(4, 3, 8), pool.keys, pool.values, AttentionOptions(0.3, sinks=torch.zeros(3))
         )

@@ -155,14 +155,14 @@ def test_the_shortest_limit_of_gaps_among_streams_counts(
 def test_impossible_prompts_are_refused_with_value_and_limit() -> None:
     with engine(replace(CONFIG, num_blocks=8), seqs=4) as (core, _):
         for state, error, words in [
-            (prompt("x", 100), PromptTooLong, "100 tokens .* length is 100"),
+            (prompt("x", 100), PromptTooLong, "100 tokens, .* length is 100"),
             (prompt("x", 20, max_tokens=14), NeverFits, "20 prompt tokens and 1 x 14 output tokens need 9 .* has 8"),
             (prompt("x", 8, max_tokens=14, n=2), NeverFits, "2 x 14 output tokens need 10 .* has 8"),
             (replace(prompt("x", 3), token_ids=(1, 500)), InvalidRequest, r"token id 500 .* \[0, 500\)"),
             (replace(prompt("x", 3), token_ids=(-1, 5)), InvalidRequest, r"token id -1 .* \[0, 500\)"),
             (replace(prompt("x", 3), token_ids=()), InvalidRequest, "empty"),
             (replace(prompt("x", 3), outputs=((500,),)), InvalidRequest, "token id 500"),
-            (replace(prompt("x", 3), outputs=((1,), (2,))), InvalidRequest, "outputs of 2 sequences .* n is 1"),
+            (replace(prompt("x", 3), outputs=((1,), (2,))), InvalidRequest, "given outputs is 2, but n is 1"),
             (replace(prompt("x", 3, max_tokens=1), outputs=((1,),)), InvalidRequest, "nothing to generate"),
             (prompt("x", 3, n=5), InvalidRequest, "n is 5: it must be from 1 to 4"),
             (prompt("x", 3, max_tokens=0), InvalidRequest, "max_tokens is 0"),

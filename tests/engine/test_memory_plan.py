@@ -71,9 +71,9 @@ def test_requested_bytes_are_used_unchanged() -> None:
 
 @pytest.mark.parametrize("requested", [0, -1, _GIB + 1])
 def test_more_bytes_than_available_are_refused(requested: int) -> None:
-    with pytest.raises(ConfigError, match=f"--kv-cache-memory {requested} .*{_GIB} free"):
+    with pytest.raises(ConfigError, match=f"--kv-cache-memory is {requested} .*{_GIB} free"):
         cpu_budget(requested, _GIB)
-    with pytest.raises(ConfigError, match=f"--kv-cache-memory {requested} .*{_GIB} free"):
+    with pytest.raises(ConfigError, match=f"--kv-cache-memory is {requested} .*{_GIB} free"):
         device_budget(requested, 0.9, 2 * _GIB, _GIB)
 
 
@@ -84,5 +84,5 @@ def test_a_device_gives_its_share_minus_used_memory() -> None:
 
 @pytest.mark.parametrize("utilization", [0.0, 1.01])
 def test_a_share_outside_zero_to_one_is_refused(utilization: float) -> None:
-    with pytest.raises(ConfigError, match=f"--gpu-memory-utilization {utilization}"):
+    with pytest.raises(ConfigError, match=f"--gpu-memory-utilization is {utilization}"):
         device_budget(None, utilization, _GIB, _GIB)

@@ -299,7 +299,7 @@ def test_tensors_of_the_quantisation_are_hidden(llama: Path) -> None:
         (gptq(4, 32), "qzeros", None, "down_proj.qzeros is missing, though"),
         (gptq(4, 32), "scales", torch.ones(4, 64), r"down_proj: qweight \(12, 64\).* 4 bits and group size 32"),
         (gptq(4, 32), "qzeros", torch.zeros(3, 9, dtype=torch.int32), r"qzeros \(3, 9\)"),
-        (gptq(4, 32), "qzeros", torch.zeros(3, 16, dtype=torch.int32), "not GPTQ's with 4 bits"),
+        (gptq(4, 32), "qzeros", torch.zeros(3, 16, dtype=torch.int32), "do not fit GPTQ with 4 bits"),
         (awq(16), "scales", None, "down_proj.scales is missing, though"),
         (gptq(4, 32), "qweight", torch.zeros(768, dtype=torch.int32), r"qweight has shape \(768,\): only matrices"),
         (gptq(4, 32), "qweight", torch.zeros(12, 0, dtype=torch.int32), r"qweight has shape \(12, 0\)"),

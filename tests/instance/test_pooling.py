@@ -62,7 +62,7 @@ def test_an_encoder_answers_its_kind_and_refuses_other_requests(kind: str, size:
     assert len(pooled.values) == size
     assert (text.prompt_id, text.error) == ("text", "InvalidRequest")
     assert "generates no text" in text.message
-    assert f"supports {kind}" in other.message
+    assert f"supports only {kind}" in other.message
 
 
 def test_a_cancelled_vector_leaves_no_state(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_a_rank_whose_heads_other_ranks_send_cannot_open() -> None:
         ({"sender_ranks": 257}, "rank 0 of 257: .* at most 256"),
         ({"protocol_version": 9}, f"KV protocol version {PROTOCOL_VERSION} here, 9 there"),
         ({"tensors": (KvTensor(0, "k", 3, 16, "float32"),)}, "KV tensors: 4 here, 1 there"),
-        ({"num_blocks": 1 << 60}, "the limit is"),
+        ({"num_blocks": 1 << 60}, "bytes, but must have 1 to"),
     ],
 )  # fmt: skip
 def test_unconvertible_layouts_are_refused_with_both_values(changes: dict[str, object], words: str) -> None:

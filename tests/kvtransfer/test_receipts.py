@@ -288,7 +288,7 @@ def test_a_query_about_an_uncommitted_ticket_is_answered_by_abort(
         until(lambda: bool(received))
 
         assert received == [Abort(ticket.ticket_id, ticket.epoch, "HandoffFailed", ANY)]
-        assert "holds no blocks" in str(rig.events.failures[open_one.ticket_id])
+        assert "blocks are held only when all is sent" in str(rig.events.failures[open_one.ticket_id])
         assert [kind for kind, one in rig.events.reports if one == ticket.ticket_id] == ["committed", "acked"]
 
 

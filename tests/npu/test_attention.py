@@ -129,7 +129,7 @@ def test_sinks_take_part_in_the_softmax(npu_ops: NpuOps, batch: str, window: int
         (
             replace(_BF16, dtype=torch.float32, pool_dtype=torch.float32),
             _PLAIN,
-            "float32: both must be the same, one of float16 and",
+            "float32: both must have one dtype of",
         ),
         (replace(_BF16, value_dim=32), _PLAIN, "head dims 64 of keys and 32 of values"),
         (replace(_BF16, key_dim=24, value_dim=24), _PLAIN, "head dim 24: the op supports multiples of 16 up to 512"),

@@ -132,7 +132,7 @@ def test_every_row_has_a_goal_and_a_line_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--repeats", "0"], "--repeats 0"),
+        (["--repeats", "0"], "--repeats is 0"),
         (["--only", "nothing"], "nothing matches none of: prefill 1 x 512"),
         (["--peer", "hal"], "hal"),
     ],

@@ -207,7 +207,7 @@ def test_a_part_of_a_body_is_not_sent_on() -> None:
     [
         (("--to", "127.0.0.1:9000"), "is not the URL of a server"),
         (("--to", "http://h/v1"), "is not the URL of a server"),
-        (("--wait", "0"), "--wait 0.0 is out of range"),
+        (("--wait", "0"), "--wait is 0.0, but must be"),
     ],
 )
 def test_wrong_flags_are_refused(flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def _cluster(words: tuple[str, ...], folder: Path) -> Cluster:
         ((*_NEAR, "--worker-api-key-file=/dev/null"), "--worker-api-key-file /dev/null: it is empty"),
         (("--prefill", "http://127.0.0.1:1", "--decode", "HTTP://127.0.0.1:1/"), "127.0.0.1:1/ is already prefill-0"),
         (("--combined", "http://u:secret@127.0.0.1:1"), "--combined 127.0.0.1:1 must be .*, without a user"),
-        (("--combined", "http://127.0.0.1:9000"), "uses already"),
+        (("--combined", "http://127.0.0.1:9000"), "names port 9000 on 127.0.0.1, as"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_start(words: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_a_server_of_another_model_is_refused_before_any_line(tmp_path: Path, lo
     )
 
     assert ended.status == 2
-    assert "--model other" in ended.err
+    assert "the model other is not served" in ended.err
     assert "tiny" in ended.err
     assert loopback.requests == {}
 
@@ -333,7 +333,7 @@ def test_a_foreign_server_answers_no_line_and_replaces_no_output(tmp_path: Path,
     ended = run_here(tmp_path, "-i", source, "-o", output, "--base-url", f"{loopback.url}/somewhere")
 
     assert ended.status == 2
-    assert f"{loopback.url} answers GET /v1/models with 404" in ended.err
+    assert f"{loopback.url} answers GET /v1/models with status 404" in ended.err
     assert output.read_text() == "of an earlier run\n"
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl"]
     assert loopback.requests == {}

@@ -42,7 +42,7 @@ def test_an_instance_gets_the_trust_and_its_tls_files(tmp_path: Path) -> None:
     resolved = resolve(environ)
     options = EngineOptions(model="m", tls_cert="only.pem")
 
-    with pytest.raises(ConfigError, match=r"--tls-key, --tls-ca missing"):
+    with pytest.raises(ConfigError, match=r"missing: --tls-key, --tls-ca"):
         trust_of(resolved, environ, options)
     trust = trust_of(resolved, environ)
     assert launch(EngineOptions(model="m", max_model_len=64), resolved, trust).config.trust is trust

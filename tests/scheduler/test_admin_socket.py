@@ -92,7 +92,7 @@ async def test_zero_bytes_only_look() -> None:
     [
         (b"\n", "the line is not JSON"),
         (b"GET / HTTP/1.1\r\n\r\n", "the line is not JSON"),
-        (b"[" * 60000 + b"\n", "are not JSON"),
+        (b"[" * 60000 + b"\n", "the line is not JSON"),
         (b"x" * (admin_socket.MAX_LINE_BYTES * 2) + b"\n", f"more than {admin_socket.MAX_LINE_BYTES} bytes"),
         (b'{"ask": "secret", "num_bytes": 1}\n', "the requests are"),
         (b'{"ask": "links", "num_bytes": true}\n', "the requests are"),

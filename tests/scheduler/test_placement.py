@@ -323,7 +323,7 @@ def test_a_prompt_larger_than_every_pool_is_refused_with_numbers() -> None:
 
 
 def test_output_larger_than_every_decode_pool_is_refused() -> None:
-    words = r"100 prompt tokens and 4 x 400 output tokens need 110 KV blocks of 16 tokens; .* 100"
+    words = r"100 prompt tokens and 4 x 400 output tokens need 110 KV blocks of 16 tokens, .* 100"
 
     with pytest.raises(NeverFits, match=words) as caught:
         pair(prefill(0), decode(1), max_tokens=400, num_sequences=4)

@@ -162,7 +162,7 @@ async def test_a_classifier_names_the_likeliest_class(serve: Any, classifier: Pa
         ),
         ("/pooling", {"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
         ("/pooling", {"input": "a", "use_activation": 1}, "use_activation", "valid boolean"),
-        ("/pooling", {"input": ["a"] * 9}, "input", "at most 8"),
+        ("/pooling", {"input": ["a"] * 9}, "input", "the limit is 8"),
         ("/classify", {"input": "a"}, "model", "needs one that scores pairs of texts or classifies texts"),
     ],
 )

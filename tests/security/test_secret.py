@@ -72,7 +72,7 @@ def test_a_file_of_another_user_is_refused_with_both_users(tmp_path: Path, monke
 
     monkeypatch.setattr("security.secret.os.fstat", owned_by_another)
 
-    with pytest.raises(ConfigError, match=f"belongs to user {owner + 4242}, not to user {os.geteuid()},"):
+    with pytest.raises(ConfigError, match=f"belongs to uid {owner + 4242}, but this process is uid {os.geteuid()}"):
         read_secret(path)
 
 
@@ -84,7 +84,7 @@ def test_an_unreadable_file_of_another_user_is_reported_with_both(tmp_path: Path
     with as_another_user(path), pytest.raises(ConfigError) as caught:
         read_secret(path)
 
-    assert f"{path} cannot be read: Permission denied; it belongs to user {owner}, and this process is user " in str(
+    assert f"{path} cannot be read: Permission denied; it belongs to uid {owner}, and this process is uid " in str(
         caught.value
     )
 

@@ -63,7 +63,7 @@ def test_what_is_no_trace_is_named_with_its_line(tmp_path: Path, text: str | byt
     with pytest.raises(ConfigError) as caught:
         read_trace(file)
 
-    assert str(caught.value).startswith(f"{file}: ")
+    assert str(caught.value).startswith(f"{file}")
     assert message in str(caught.value)
 
 

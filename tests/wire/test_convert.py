@@ -329,7 +329,7 @@ def test_log_probabilities_of_a_whole_vocabulary_fit_one_message() -> None:
 
 
 def test_beams_of_a_prompt_without_beam_search_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="2 beams"):
+    with pytest.raises(InvalidRequest, match="beams is set, but must be empty"):
         read_prompt(describe_prompt(PromptState("r/0", "r", (1,), SamplingParams(max_tokens=1), beams=BEAMS)))
 
 

@@ -46,5 +46,5 @@ def test_a_seed_repeats_the_arrivals() -> None:
 
 @pytest.mark.parametrize(("rate", "burstiness"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
 def test_impossible_values_are_refused_by_value(rate: float, burstiness: float) -> None:
-    with pytest.raises(ConfigError, match=f"--request-rate {rate:g} --burstiness {burstiness:g}"):
+    with pytest.raises(ConfigError, match=f"--request-rate is {rate:g} and --burstiness is {burstiness:g}"):
         arrival_times(1, rate, burstiness, random.Random(0))
