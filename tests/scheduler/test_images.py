@@ -238,7 +238,10 @@ async def test_bytes_are_given_back_when_answers_end(serve: Any, folder: Path) -
             )
 
             assert refused.status_code == 429
-            assert f"more would exceed the limit of {len(PNG) + 10} (--max-image-bytes)" in refused.json()["error"]["message"]
+            assert (
+                f"more would exceed the limit of {len(PNG) + 10} (--max-image-bytes)"
+                in refused.json()["error"]["message"]
+            )
         assert served.context.images.budget.num_bytes == 0
 
 

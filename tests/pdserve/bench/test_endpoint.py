@@ -142,7 +142,11 @@ def test_an_answer_without_a_vector_is_a_failure(body: bytes, words: str) -> Non
         ([Sent(1, completion("a", "stop"))], 200, "no usage: the stream ended before the usage"),
         ([Sent(1, completion("a")), Sent(1, b"data: hm\n\n")], 200, "no event: "),
         ([Sent(1, completion("a")), Sent(1, b"data: 7\n\n")], 200, "no event: an event is not an object: 7"),
-        ([Sent(1, event({"choices": [None]}))], 200, "no event: a part of the response has an unexpected form: {'choices': [None]}"),
+        (
+            [Sent(1, event({"choices": [None]}))],
+            200,
+            "no event: a part of the response has an unexpected form: {'choices': [None]}",
+        ),
         ([Sent(1, event({"choices": {"text": "a"}}))], 200, "no event: a part of the response has an unexpected form"),
         ([Sent(1, event({"choices": [{"text": 7}]}))], 200, "no event: a part of the response has an unexpected form"),
         (
@@ -150,7 +154,11 @@ def test_an_answer_without_a_vector_is_a_failure(body: bytes, words: str) -> Non
             200,
             "no event: a part of the response has an unexpected form",
         ),
-        ([Sent(1, event({"usage": {"prompt_tokens": [7]}}))], 200, "no event: a part of the response has an unexpected form"),
+        (
+            [Sent(1, event({"usage": {"prompt_tokens": [7]}}))],
+            200,
+            "no event: a part of the response has an unexpected form",
+        ),
         ([Sent(1, completion("a")), Sent(1, None)], 200, "broke off: "),
     ],
 )
