@@ -55,7 +55,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("here", "pair"))
-    parser.add_argument("--model", help="folder of the model (default: the default model)")
+    parser.add_argument("--model", help="folder of the model (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--tokens", type=int, nargs=2, default=(256, 64), metavar=("IN", "OUT"))

@@ -13,9 +13,10 @@ the clients end and the cluster is checked:
     outcomes  none `wrong`, none `unfinished`; `failed` (an error with a message) only if instances are killed or
               stopped
     idle      every gauge of work is back at zero, and all received requests have ended
-    growth    memory, descriptors and threads of each process, from its second quarter to its last: at most
-              --most-growth, one descriptor for each client, and one thread
-    leftovers nothing in shared memory, no process and no open port after `pdserve down`
+    growth    memory, descriptors and threads of each process of which there are 60 snapshots or more (two minutes),
+              from the second quarter of them to the last: at most --most-growth, one descriptor for each client, and
+              one thread
+    leftovers nothing in shared memory and no process after `pdserve down`
 
 It prints one JSON line; the exit status is 1 if one of these checks fails.
 """
@@ -51,7 +52,7 @@ from wire.errors import PdserveError
 
 DEADLINE_S, IDLE_S, LOOK_S = 120.0, 30.0, 2.0
 FROZEN_S = 10.0  # longer than the silence after which an instance is lost
-MIN_LOOKS = 60  # with fewer snapshots every quarter includes the start
+MIN_LOOKS = 60  # with fewer, the second quarter, the baseline, may still show the growth of the start
 MAX_WORDS = 10
 
 
@@ -89,7 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=12, help="concurrent requests (default: 12)")
     parser.add_argument("--prefill", type=int, default=2)
     parser.add_argument("--decode", type=int, default=2)
-    parser.add_argument("--model", help="folder of the model (default: the default model)")
+    parser.add_argument("--model", help="folder of the model (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--kill-every", type=float, default=0.0, metavar="S", help="kill an instance every S seconds")
     parser.add_argument(
         "--freeze-every",

@@ -43,7 +43,7 @@ def main() -> None:
     """Run, print, and summarise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--model", help="folder of the model (default: the default model)")
+    parser.add_argument("--model", help="folder of the model (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--prefill", type=int, default=1)
     parser.add_argument("--decode", type=int, default=1)
     parser.add_argument(

@@ -45,7 +45,7 @@ class _Reservation:
 class _Running:
     """A prompt that generates here: the sequences that have not finished, and its tokens if it may be resumed.
 
-    A prompt with tokens stays here after its end, until its owner releases it.
+    A prompt whose tokens are kept stays here after its end, until it is released or has no owner for too long.
     """
 
     owner: EventSink
@@ -130,7 +130,8 @@ class DecodeWorker:
             if prompt_id is None or reservation is None:
                 raise HandoffFailed(f"ticket {ticket_id} has no reservation on this instance any more")
             if not _is_same(state, reservation.state) or not (state.outputs or state.beams):
-                raise HandoffFailed(f"the commit of {ticket_id} describes a different prompt from the reserved one")
+                what = "describes a different prompt from the reserved one, or has no output"
+                raise HandoffFailed(f"the commit of {ticket_id} {what}")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
             stream = reservation.state.stream  # a commit's description has none
             kept = state if stream is None else replace(state, stream=stream)
@@ -212,7 +213,7 @@ class DecodeWorker:
     def cancel_all(self, owner: EventSink, reason: str, *, keep_streams: bool = False) -> bool:
         """Cancel every prompt of this owner without emitting events: its session has ended.
 
-        With `keep_streams`, the streams of which a client has some output continue; return whether there are any.
+        With `keep_streams`, streams of which a client may already have output continue; return whether there are any.
         """
         self._turns.leave(owner)
         with self._lock:

@@ -84,7 +84,7 @@ class DeviceStep:
     def _queue_scores(
         self, rows: Sequence[ScoreRow], scored: Iterable[torch.Tensor]
     ) -> tuple[list[LogprobsToRead], PdserveError | None]:
-        """Compute the log probabilities of score rows, or return the error, which fails only prompts with scores."""
+        """Compute the log probabilities of score rows, or return the error: it fails only the prompts of these rows."""
         queued: list[LogprobsToRead] = []
         done = 0
         try:

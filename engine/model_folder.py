@@ -69,7 +69,8 @@ def read_network(
 ) -> ReadNetwork:  # fmt: skip
     """Read the weights, or with `shard` one rank's, into a network that runs our attention. Raises ConfigError.
 
-    The weights are placed on `device`, by default in host memory; `kept_linears` are those of the device's traits.
+    The weights are placed on `device`, by default in host memory. `kept_linears`: the formats in which
+    linear layers and experts may stay quantised (Traits.kept_linears).
     """
     with StoredWeights(folder.path) as stored:
         plain = plain_weights(folder.checkpoint.weights(stored), folder.quantization, dtype, kept_linears)

@@ -102,7 +102,10 @@ class Workers:
                 owner.emit(step)
 
     def cancel_all(self, owner: EventSink, reason: str, *, keep_streams: bool = False) -> bool:
-        """Cancel every prompt of this owner: its session has ended. With `keep_streams` return whether any is left."""
+        """Cancel every prompt of this owner: its session has ended.
+
+        With `keep_streams`, streams that may have reached a client continue; return whether there are any.
+        """
         self.prefill.cancel_all(owner, reason)
         return self.decode.cancel_all(owner, reason, keep_streams=keep_streams)
 

@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    folder_help = "folder of the model, or its name on the hub (default: the default model)"
+    folder_help = "folder of the model, or its name on the hub (default: SmolLM2-135M-Instruct)"
     parser.add_argument("folder", nargs="?", metavar="MODEL", help=folder_help)
     add_flags(parser, EngineOptions)
     add_flags(parser, SchedulerOptions)

@@ -45,7 +45,7 @@ examples:
 class VerifyOptions:
     """Flags of `verify`."""
 
-    model: str = flag("", "folder of the model, or its name on the hub (default: the default model)")
+    model: str = flag("", "folder of the model, or its name on the hub (default: SmolLM2-135M-Instruct)")
     dtype: str = flag(
         "float32", "dtype of the weights and KV in P/D, combined and transformers", choices=("float32", "bfloat16")
     )

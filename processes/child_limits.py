@@ -11,7 +11,10 @@ _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread of `parent` that started it ends: use a long-lived thread."""
+    """Have the kernel kill this process when the thread of `parent` that started it ends.
+
+    So the parent must start it from a thread that lives as long as this process is needed.
+    """
     signal_at_parent_end(signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call above
         sys.exit(1)

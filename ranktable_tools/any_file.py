@@ -29,7 +29,10 @@ class ReadFile:
 
 
 def open_table(path: str, dialect_name: str | None = None, options: ReadOptions = ReadOptions()) -> ReadFile:
-    """Read one file. Raises RanktableError naming the file if it is not JSON or its dialect is ambiguous."""
+    """Read one file. Raises RanktableError naming the file if it is not JSON, or `dialect_name` is unknown.
+
+    Without `dialect_name`, it also raises if the file does not match exactly one dialect.
+    """
     document = read_json(path)
     try:
         dialect = detect(document) if dialect_name is None else named(dialect_name)

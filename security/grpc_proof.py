@@ -49,7 +49,7 @@ async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: f
         raise Incompatible(differ(secret, trust.host, theirs, their_host))
     if not Prover(secret, _PURPOSE, nonce, reply.nonce).holds(Side.SERVER, reply.proof):
         raise Incompatible(
-            f"{their_host} names the cluster secret {theirs} of this host ({trust.host}) "
+            f"{their_host} claims to hold the cluster secret {theirs} of this host ({trust.host}) "
             "but cannot prove that it holds it"
         )
     proof = Prover(secret, _purpose_of(method), nonce, reply.nonce).proof(Side.CLIENT)

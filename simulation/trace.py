@@ -21,8 +21,8 @@ _BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 class TraceRequest:
     """A request of a trace: its arrival in seconds after the trace's start, and its lengths in tokens.
 
-    `blocks` are ids of 512 tokens each: prompts that begin with the same ids begin with the same tokens. A prompt
-    without ids shares no prefix with others.
+    `blocks` are the ids of the prompt's blocks of 512 tokens: prompts that begin with the same ids begin with the same
+    tokens. A prompt without ids shares no prefix with others.
     """
 
     arrival_s: float

@@ -25,7 +25,7 @@ _SCRIPTS = ROOT / "benchmarks" / "front_door"
 def parser_of(description: str | None, cases: Sequence[str], num_sent: str) -> argparse.ArgumentParser:
     """Return a parser of the flags that both benchmarks have; `num_sent`: what --scale is a fraction of."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder whose tokenizer is used (default: the default model)")
+    parser.add_argument("--model", help="folder whose tokenizer is used (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--only", nargs="+", choices=cases, default=cases, help="default: all")
     parser.add_argument("--scale", type=float, default=1.0, help=f"fraction of the {num_sent} to send (default: 1)")
     parser.add_argument("--flag", action="append", default=[], help="a flag of our scheduler, such as --flag=--sse-x")

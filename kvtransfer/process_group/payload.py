@@ -1,7 +1,7 @@
-"""The only code that accesses pool bytes: copies them to staging memory for sending, and to the slots after receiving.
+"""The only code of the process group that accesses pool bytes: copies them to staging memory and from it to the slots.
 
-A device's group sends from that device's memory: pool -> staging -> group is one copy, and no byte leaves the device
-except for its digest (kvtransfer/torch_mover.py). Needs torch.
+A device's group sends from that device's memory: pool -> staging -> group is one copy. The bytes are copied to the host
+only for a digest (kvtransfer/torch_mover.py). Needs torch.
 """
 
 from typing import Protocol

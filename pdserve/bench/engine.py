@@ -52,7 +52,7 @@ examples:
 class BenchOptions:
     """Flags of `bench engine`."""
 
-    model: str = flag("", "folder of the model (default: the default model)")
+    model: str = flag("", "folder of the model (default: SmolLM2-135M-Instruct)")
     device: str = flag(AUTO, f"device to measure: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto: as for serving")
     dtype: str = flag("auto", "dtype of weights and KV", choices=("auto", "float32", "bfloat16"))
     threads: int | None = flag(None, "threads of the engine (default: the cores of this process)", parse=int)

@@ -13,7 +13,7 @@ _NAME = re.compile(rf"{_PART}(?:/{_PART})?", re.ASCII)
 
 
 def is_hub_name(text: str) -> bool:
-    """Return whether this can be a hub model's name: `name` or `owner/name`, and not a known file type."""
+    """Return whether this can be a hub model's name: `name` or `owner/name`, without the suffix of a file."""
     is_file = text.endswith((".gguf", ".safetensors", ".bin", ".json", ".git"))
     return bool(_NAME.fullmatch(text)) and ".." not in text and "--" not in text and not is_file
 
@@ -57,7 +57,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return what `to_json` wrote. Raises ConfigError with the message of a refusal."""
+        """Return what `to_json` wrote. Raises ConfigError if the other process reported an error instead."""
         values = json.loads(text)
         if "refused" in values:
             raise ConfigError(values["refused"])

@@ -1,7 +1,7 @@
 """Select the files of a repository that a server reads. Nothing is downloaded here.
 
 These are config.json, the tokenizer, the chat template, the generation settings, and the safetensors, or .bin if there
-are none. Code and other pickle files are never selected.
+are none. Code, and pickle files other than these .bin files, are never selected.
 """
 
 import re

@@ -64,7 +64,7 @@ def _read(conf: Path, device_ids: Sequence[str], *, is_requested: bool) -> dict[
     absent = [device_id for device_id in device_ids if device_id not in known]
     if absent:
         listed = ",".join(sorted(known, key=int)) or "none"
-        raise RanktableError(f"{conf} has no address_{absent[0]}; it has addresses of devices {listed}")
+        raise RanktableError(f"{conf} has no address_{absent[0]}; devices with an address: {listed}")
     return {device_id: known[device_id] for device_id in device_ids}
 
 

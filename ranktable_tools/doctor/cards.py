@@ -1,4 +1,4 @@
-"""Check the cards: those of the table are present, healthy, and not used by other programs."""
+"""Check the cards: those of the tables are present, healthy, and not used by other programs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ranktable_tools.devices.nvidia_smi import GPU_QUERY, PROCESS_QUERY, parse_g
 from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
 
-_NO_CARDS = "this machine computes on its cores"
+_NO_CARDS = "no cards: instances on this machine compute on its CPU cores"
 _MOUNT = "install the driver; in a container mount npu-smi and /usr/local/Ascend/driver"
 
 
@@ -23,7 +23,7 @@ class CardUser:
 
 
 def check_cards(case: DoctorInput) -> Verdict:
-    """Check that every card that the tables list for this host has a device node and is listed by the driver's tool."""
+    """Check that every card to check has a device node, and that the driver's tool lists cards."""
     machine = case.machine
     if machine.kind == "cpu":
         return not_here(_NO_CARDS)
@@ -31,7 +31,8 @@ def check_cards(case: DoctorInput) -> Verdict:
     shown = ",".join(machine.devices) or "none"
     if absent:
         mount = f"docker run --device=/dev/davinci{absent[0]}"
-        step = mount if machine.kind == "npu" else "docker run --gpus all; look at nvidia-smi"
+        gpus = "check nvidia-smi; in a container, start it with docker run --gpus all"
+        step = mount if machine.kind == "npu" else gpus
         return fail(f"the table has the cards {','.join(absent)}, but this host has {shown}", step)
     listed = _list_cards(case)
     if isinstance(listed, Verdict):
@@ -40,7 +41,7 @@ def check_cards(case: DoctorInput) -> Verdict:
 
 
 def check_card_health(case: DoctorInput) -> Verdict:
-    """Check that npu-smi reports every card of the tables as OK."""
+    """Check that no card to check has another health than OK; those that npu-smi does not list are left out."""
     if case.machine.kind != "npu":
         return not_here("no NPU on this machine")
     answer = case.machine.run_tool("npu-smi", "info")
@@ -62,7 +63,7 @@ def check_card_health(case: DoctorInput) -> Verdict:
 
 
 def check_card_users(case: DoctorInput) -> Verdict:
-    """Check that only pdserve uses the cards of the tables."""
+    """Check that only pdserve uses the cards to check."""
     if case.machine.kind == "cpu":
         return not_here(_NO_CARDS)
     users = _npu_users(case) if case.machine.kind == "npu" else _gpu_users(case)

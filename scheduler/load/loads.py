@@ -24,12 +24,12 @@ class InstanceLoad:
     """One living instance's load for placement: its last snapshot plus what was assigned since.
 
     `outstanding_tokens` are prompt tokens assigned and not yet prefilled, `encoding_tokens` those of prompts whose
-    images may still be in the encoder; `sequences` are running, waiting or booked; `waiting` of them were preempted
-    from a full pool, or wait for their prefill there. `held_for` is finished KV waiting for a receiver, by the index of
-    the receiver; `no_transport_to` has the receivers to which it cannot hand off, and its own index if it must not
-    serve alone. An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a receiver.
-    `streams` are the sequences decoded in each step, or booked to be; chunks are sized to keep their gaps below
-    `gap_limit_s`. `arriving` are those streams whose hand-off is on its way.
+    images may still be in the encoder; `sequences` are running, waiting or booked; `waiting` of them wait on the
+    instance: preempted from a full pool, or for their prefill. `held_for` is finished KV waiting for a receiver, by the
+    index of the receiver; `no_transport_to` has the receivers to which it cannot hand off, and its own index if it must
+    not serve alone. An instance that `is_suspect` has been silent for a while. `path` is how its prompts get to a
+    receiver. `streams` are the sequences decoded in each step, or booked to be; chunks are sized to keep the gaps
+    between a stream's tokens below `gap_limit_s`. `arriving` are those streams whose hand-off is on its way.
     """
 
     index: int
@@ -76,7 +76,7 @@ class InstanceLoad:
         return -(-num_tokens // self.block_size)
 
     def blocks_shared(self, prompt: "PromptFacts") -> int:
-        """Return how many blocks of the prompt other prompts are using on this instance: these need not be free."""
+        """Return how many of the prompt's blocks other prompts already use here: for these it needs no free blocks."""
         return prompt.shared.get(self.index, 0) // self.block_size
 
     def blocks_for_all(self, prompt: "PromptFacts") -> int:
@@ -94,12 +94,12 @@ class InstanceLoad:
 class PromptFacts:
     """The properties of a prompt that placement uses.
 
-    `avoid` are pairs (prefill index, decode index) on which the prompt failed: used only if no other pair is living,
-    because only the link between them may have failed. A `pooled` prompt generates nothing. `chain` are the digests of
-    its prefixes (prefixes.py). By instance index, `known` is how many leading tokens are probably cached there,
-    and `shared` how many are in blocks that other prompts use there. `has_images`: the prompt is computed once its
-    images are encoded. `expected_outputs` are the tokens that each of its sequences will probably have, 0 if paths are
-    not compared; `num_behind` prompts with `tokens_behind` tokens wait in the queue.
+    `avoid` are pairs (prefill index, decode index) on which the prompt failed: pairs, not instances, since perhaps only
+    the link failed. They are used again only if no other pair has room for the prompt. A `pooled` prompt generates
+    nothing. `chain` are the digests of its prefixes (prefixes.py). By instance index, `known` is how many leading
+    tokens are probably cached there, and `shared` how many are in blocks that other prompts use there. `has_images`:
+    the prompt is computed once its images are encoded. `expected_outputs` are the tokens that each of its sequences
+    will probably have, 0 if paths are not compared; `num_behind` prompts with `tokens_behind` tokens wait in the queue.
     """
 
     num_tokens: int

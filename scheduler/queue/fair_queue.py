@@ -1,12 +1,12 @@
 """The order of the queue: by priority; within it, by each tenant's fair share; per tenant, first come, first served.
 
-front  ->  overdue  ->  band of the lowest priority  ->  next band ...
+front  ->  overdue  ->  band of the lowest priority value (the most urgent)  ->  next band ...
                         line of the tenant served least  ->  next line ...
 
-Start-time fair queueing: a line's `start` is the number of tokens that its tenant had been granted in the band when the
-head of the line became next. The line with the smallest start goes first, and its start grows by the cost of each
-grant; a new tenant starts at the band's current value, so nobody saves up a share or overtakes by leaving and
-returning. Two tenants that always have prompts waiting differ by at most their two largest prompts. No clock, no I/O.
+Start-time fair queueing: the line with the smallest `start` goes first, and its start grows by the cost of each grant,
+in tokens. A new line starts where its tenant's last one in the band ended, but not below the smallest start at the
+band's last grant, so nobody saves up a share or overtakes by leaving and returning. Two tenants that always have
+prompts waiting differ by at most their two largest prompts. No clock, no I/O.
 """
 
 import bisect

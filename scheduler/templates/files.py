@@ -34,7 +34,10 @@ def given_template(given: str, folder: Path, tokenizer_config: Mapping[str, Any]
             return given
         if "{" in given or "}" in given:
             return re.sub(r"\\[ntr\\]", lambda escape: _ESCAPES[escape[0]], given)
-        raise ConfigError(f"--chat-template {given} is neither a readable file, nor a template or its name") from error
+        raise ConfigError(
+            f"--chat-template {given} is neither a readable file, nor the name of one of the model's templates, nor a "
+            "template's text (which has a brace or a line break)"
+        ) from error
 
 
 def _named_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -73,7 +73,7 @@ def test_two_address_families_are_refused_as_hccl_would(tmp_path: Path) -> None:
 
 
 def test_a_device_that_the_conf_file_lacks_is_named(conf: Path) -> None:
-    with pytest.raises(RanktableError, match=r"hccn\.conf has no address_4; it has addresses of devices 0,1$"):
+    with pytest.raises(RanktableError, match=r"hccn\.conf has no address_4; devices with an address: 0,1$"):
         npu_addresses(["0", "4"], None, NO_TOOL, conf=conf)
 
 

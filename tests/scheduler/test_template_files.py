@@ -57,7 +57,7 @@ def test_the_option_may_be_the_template_itself(tmp_path: Path, typed: str, meant
 
 @pytest.mark.parametrize("given", ["./examples/nothing.jinja", "tool_use", "chatml", "a\0b"])
 def test_an_unknown_template_is_named(tmp_path: Path, given: str) -> None:
-    with pytest.raises(ConfigError, match="is neither a readable file, nor a template or its name"):
+    with pytest.raises(ConfigError, match="is neither a readable file, nor the name of one of the model's templates"):
         given_template(given, tmp_path, {})
 
 
