@@ -160,7 +160,7 @@ def _next_pair(order: InstanceOrder, prompt: PromptFacts) -> Pair | None:
 
 def _end_after_step(start: InstanceLoad, order: InstanceOrder, prompt: PromptFacts) -> InstanceLoad | None:
     """Return where the prompt could be decoded if it only has to wait for the next step of `start`."""
-    if start.can_start or start.is_suspect:
+    if start.can_start or len(list(of_start(start, prompt))) > 1:
         return None
     for end in [start] if _stays(start, prompt) else order.ends:
         between = between_ends(start, end, prompt, link_share(start, end, *order.peers))

@@ -136,6 +136,7 @@ def test_a_prompt_waits_for_the_next_step_where_it_is_cached(role: Role) -> None
     assert placed(256) == free
     assert placed(896, is_suspect=True) == free
     assert placed(896, no_transport_to={1, 2}) == free
+    assert placed(896, blocks_free=0) == free
 
 
 def test_decode_with_the_prefix_beats_slightly_less_load() -> None:
