@@ -170,6 +170,11 @@ def _end_after_step(start: InstanceLoad, order: InstanceOrder, prompt: PromptFac
     return None
 
 
+def _waits_for(start: InstanceLoad, order: InstanceOrder, prompt: PromptFacts) -> bool:
+    """Whether the prompt waits for the next step of `start`, to compute nothing elsewhere that is cached there."""
+    return bool(prompt.known.get(start.index)) and _end_after_step(start, order, prompt) is not None
+
+
 def has_room(loads: Sequence[InstanceLoad], *, prefill_only: bool, alone: bool = False) -> bool:
     """Whether some prompt might start now; False if even the smallest would have to wait. True without a pair.
 
@@ -188,6 +193,9 @@ def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:
     pairs = [pair for pair in _usable_pairs(order, prompt) if _has_room(*pair, prompt)]
     shares = [link_share(start, end, *order.peers) for start, end in pairs]
     found = [next(obstacles(*pair, prompt, share), "") for pair, share in zip(pairs, shares, strict=True)]
+    if "" in found and _first_free(order, prompt) is None:
+        awaited = [start for start in order.starts if _waits_for(start, order, prompt)]
+        found = [reason for start in awaited for reason in of_start(start, prompt)]
     return "" if "" in found else first_reasons(list(dict.fromkeys(found)))
 
 
@@ -202,8 +210,8 @@ def _first_free(order: InstanceOrder, prompt: PromptFacts) -> Pair | None:
     ends: Iterable[InstanceLoad] = order.ends
     for start in order.starts:
         if next(of_start(start, prompt), None) is not None:
-            if prompt.known.get(start.index) and _end_after_step(start, order, prompt) is not None:
-                return None  # it waits, rather than compute again elsewhere what is cached here
+            if _waits_for(start, order, prompt):
+                return None
             continue
         blocked: set[int] = set()
         for end in [start] if _stays(start, prompt) else ends:

@@ -138,6 +138,10 @@ def test_a_prompt_waits_for_the_next_step_where_it_is_cached(role: Role) -> None
     assert placed(896, no_transport_to={1, 2}) == free
     assert placed(896, blocks_free=0) == free
 
+    busy = load(1, role, outstanding_tokens=513)
+    reason = why_waiting([load(0, role), busy, decode(2)], PromptFacts(900, 50, known={1: 896}))
+    assert reason == f"{busy.name} has 513 prompt tokens to compute (limit 512, its next step)"
+
 
 def test_decode_with_the_prefix_beats_slightly_less_load() -> None:
     assert pair(prefill(0), decode(1), decode(2, sequences=3), known={2: 96}) == (0, 2)
