@@ -83,7 +83,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", help="dtype of every engine (default: auto)")
     parser.add_argument("--model", help="folder of a model (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--engine", default="torch", choices=("torch", "fake"), help="fake: a smoke run of this script")
-    parser.add_argument("--transport", help="a --kv-transport of the pair (default: the best)")
+    parser.add_argument("--transport", help="a --kv-transport of the pair (default: the pair chooses)")
     parser.add_argument(
         "--flags", default="", help="more flags of every engine, as one argument, such as '--device cuda'"
     )

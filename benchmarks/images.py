@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stream-tokens", type=int, default=8192, help="maximum tokens of a stream (default: 8192)")
     parser.add_argument("--chunk", type=int, default=512, help="--prefill-chunk-size (default: 512)")
     parser.add_argument("--dtype", default="auto", help="dtype of every engine (default: auto)")
-    parser.add_argument("--transport", help="a --kv-transport of the pair (default: the best)")
+    parser.add_argument("--transport", help="a --kv-transport of the pair (default: the pair chooses)")
     parser.add_argument("--folder", help="where the model is written, for the run (default: the temporary folder)")
     parser.add_argument("--flags", default="", help="more flags of every process, such as '--device cuda'")
     return argparse.Namespace(engine="torch", **vars(parser.parse_args(arguments)))

@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--heads", default="9/3x64", help="query heads / KV heads x dim (9/3x64)")
-    parser.add_argument("--isa", help="instruction set of the native kernel (default: the best)")
+    parser.add_argument("--isa", help="instruction set of the native kernel (default: the best that the CPU has)")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     args = parser.parse_args()

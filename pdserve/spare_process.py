@@ -65,7 +65,7 @@ def _be_first_victim() -> str:
 
 
 def _at_low_priority(flags: Sequence[str], *, may_schedule: bool) -> None:
-    """Import in a thread of the lowest priority; the main thread and its later threads keep the normal one."""
+    """Import in a thread of the lowest CPU priority; the main thread and its later threads keep the normal one."""
     failed: list[BaseException] = []
 
     def work() -> None:

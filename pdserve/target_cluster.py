@@ -34,7 +34,8 @@ class TargetCluster:
 def add_where(parser: argparse.ArgumentParser) -> None:
     """Add the flags that select a cluster."""
     parser.add_argument("--url", help=f"the scheduler's URL (default: the cluster of `pdserve up`, else {DEFAULT_URL})")
-    parser.add_argument("--run-dir", help="the run folder given to `up` (default: the default of `up`)")
+    unset = "default: $PDSERVE_RUN_DIR or ~/.local/state/pdserve"
+    parser.add_argument("--run-dir", help=f"the run folder given to `up` ({unset})")
 
 
 def find(url: str | None, run_dir: str | None) -> TargetCluster:

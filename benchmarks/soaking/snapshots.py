@@ -22,7 +22,10 @@ _ENDED = ("completed", "failed", "cancelled")  # rejected requests do not count 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """One process at one moment; `pid_and_start` differs between a process and its replacement."""
+    """One process at one moment; `pid_and_start` differs between a process and its replacement.
+
+    `resident_bytes` are without shared memory, and include the child processes, except those of the supervisor.
+    """
 
     name: str
     pid_and_start: tuple[int, int]

@@ -1,6 +1,6 @@
 """`python -P -m pdserve.hub.fetching`: download one model in a separate process, isolating the hub library's imports.
 
-stdin: DownloadJob as JSON; last line of stdout: Snapshot or refusal; stderr: progress
+stdin: DownloadJob as JSON; last line of stdout: Snapshot, or the error; stderr: progress
 """
 
 import json

@@ -56,7 +56,7 @@ def is_index(file: str) -> bool:
 
 
 def is_whole(folder: Path, *, weights: bool) -> bool:
-    """Return whether a folder downloaded earlier has all needed files."""
+    """Return whether a folder downloaded earlier has config.json and, with `weights`, all weight files."""
     if not (folder / CONFIG).is_file():
         return False
     if not weights:

@@ -16,9 +16,9 @@ _TRUE = ("1", "ON", "YES", "TRUE")
 
 
 def fetch(job: DownloadJob, environ: Mapping[str, str], say: Callable[[str], None]) -> Snapshot:
-    """Return the snapshot of `job`, with .bin weights only if there are no others.
+    """Return the snapshot of `job`, with .bin weights only if its safetensors are not complete.
 
-    Raises ConfigError if the library is missing or fails.
+    Raises ConfigError if the library is missing, or provides no complete snapshot, neither new nor cached.
     """
     download = _load_library(job)
     if any(environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "MODELSCOPE_OFFLINE")):

@@ -6,7 +6,7 @@ from ranktable_tools.doctor.verdict import Verdict, counted, not_here, ok, warn
 
 
 def check_cores(case: DoctorInput) -> Verdict:
-    """Check that each device id of this host's CPU instances has its own core."""
+    """Check that this process may use a core for each device id of this host's CPU instances."""
     cores = len(case.machine.cores)
     quota = core_quota(case.machine.root)
     limit = cores if quota is None else min(cores, quota)

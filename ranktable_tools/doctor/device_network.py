@@ -1,4 +1,4 @@
-"""Check the network between NPUs: links up, equal TLS switches, and every pair of devices that exchanges KV."""
+"""Check the network between NPUs: links up, equal TLS switches, and pairs of devices that exchange KV."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class DevicePair:
 
 
 def check_device_links(case: DoctorInput) -> Verdict:
-    """Check that every NPU's network link is up and reaches its network detection target."""
+    """Check that each device to check has its link up and, outside a super pod, no failed network detection."""
     answers = _query_devices(case, "-link")
     if isinstance(answers, Verdict):
         return answers
@@ -50,7 +50,7 @@ def check_device_links(case: DoctorInput) -> Verdict:
 
 
 def check_tls(case: DoctorInput) -> Verdict:
-    """Check that all devices have the same TLS switch: HCCL rejects a mix (EI0016)."""
+    """Check that this host's devices to check have the same TLS switch: HCCL rejects a mix (EI0016)."""
     answers = _query_devices(case, "-tls")
     if isinstance(answers, Verdict):
         return answers
@@ -67,7 +67,10 @@ def check_tls(case: DoctorInput) -> Verdict:
 
 
 def check_device_pairs(case: DoctorInput) -> Verdict:
-    """Check that every device of this host reaches those devices on other hosts with which it exchanges KV."""
+    """Check that devices of this host reach those on other hosts with which they exchange KV.
+
+    Pairs beyond `MAX_PINGS` or the time limit are not checked.
+    """
     if case.machine.kind != "npu":
         return not_here(_NO_NPU)
     pairs = list(device_pairs(case))

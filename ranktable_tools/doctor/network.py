@@ -1,4 +1,4 @@
-"""Check addresses and ports: this host's are free or served by pdserve, the other hosts' can be reached."""
+"""Check addresses and ports: this host's are free or speak gRPC or TLS, the other hosts' can be reached."""
 
 import ipaddress
 from collections.abc import Callable, Sequence
@@ -18,7 +18,10 @@ _MAX_CONNECTIONS = 32
 
 
 def check_address(case: DoctorInput) -> Verdict:
-    """Check that this host's address in the tables is its own and usable by the other hosts."""
+    """Check that this host is in the table; with a local table, that its address is one of this machine's.
+
+    That address must not be localhost if the table has other hosts.
+    """
     tables = case.tables
     if tables.local is None:
         if case.hosts and not any(map(case.is_here, case.hosts)):
@@ -36,7 +39,7 @@ def check_address(case: DoctorInput) -> Verdict:
 
 
 def check_ports(case: DoctorInput) -> Verdict:
-    """Check that each port of this host's instances is free or served by an instance."""
+    """Check that each port of this host's instances is free or speaks gRPC or TLS; another engine's may differ."""
     found = _addresses(case)
     if isinstance(found, Verdict):
         return found
@@ -67,7 +70,10 @@ def check_reach(case: DoctorInput) -> Verdict:
 
 
 def check_proxy(case: DoctorInput) -> Verdict:
-    """Check that clients with a proxy in their environment bypass it; pdserve's own processes never use a proxy."""
+    """Check that clients in this environment bypass its proxy for the table's hosts and localhost.
+
+    pdserve's own processes never use a proxy.
+    """
     environ = case.machine.environ
     spelled = [name for lower in _PROXY_VARIABLES for name in (lower, lower.upper()) if environ.get(name)]
     if not spelled:

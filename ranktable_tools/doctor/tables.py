@@ -14,7 +14,7 @@ _SECRET_BYTES = range(32, 4097)
 
 
 def check_tables(case: DoctorInput) -> Verdict:
-    """Check that the tables can be read and pass lint, and that the local table is an entry of the global one."""
+    """Check that the tables can be read, lint finds no error, and the local table is an entry of the global one."""
     tables = case.tables
     files = [path for path in (tables.global_path, tables.local_path) if path is not None]
     step = f"ranktable lint {' '.join(files)}{' --share-devices' if tables.share_devices else ''}"
@@ -54,7 +54,7 @@ def check_secret(case: DoctorInput) -> Verdict:
 
 
 def check_variables(case: DoctorInput) -> Verdict:
-    """Check that no environment variable refers to another cluster or is read by another program."""
+    """Check that RANK_TABLE_FILE, which torch_npu reads, is not set, and that USE_OPENAI has an allowed value."""
     environ, problems = case.machine.environ, []
     if environ.get("RANK_TABLE_FILE"):
         problems.append(

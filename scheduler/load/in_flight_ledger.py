@@ -165,7 +165,7 @@ class InFlightLedger:
             self._num_snapshots.setdefault(prompt_id, 0)
 
     def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
-        """Book blocks and sequences before requesting a reservation; blocks shared with running prompts are free."""
+        """Book sequences, and blocks without those shared with running prompts, before requesting a reservation."""
         self.version += 1
         prompt = self._prompts[prompt_id]
         self._sequences += sequences - prompt.sequences

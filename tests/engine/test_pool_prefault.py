@@ -9,7 +9,7 @@ from devices.host_pool import HostPool
 from engine.kv.pool_prefault import PoolTouch
 from wire.kv_layout import KvTensor, PoolLayout
 
-DEADLINE_S = 300.0  # it has the lowest priority
+DEADLINE_S = 300.0  # the touching thread yields to all others
 PLENTY = 1 << 40
 LAYOUT = PoolLayout(
     (KvTensor(0, "k", 8, 64, "float32"), KvTensor(0, "v", 8, 64, "float32")), num_blocks=300, block_size=16
