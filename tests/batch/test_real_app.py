@@ -183,7 +183,7 @@ async def test_a_line_of_another_api_may_call_tools(
     answer = line["response"]["body"]
     (call,) = answer.get("content") or answer["output"]
     assert (call["type"], call["name"]) == (kind, "f")
-    assert call.get("input") or json.loads(call["arguments"]) == {"a": 1}
+    assert (call.get("input") or json.loads(call["arguments"])) == {"a": 1}
 
 
 async def test_a_line_may_think(text_model: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""`pdserve.launch` of a scheduler that sends no probes: all its requests are those of a test. Run as a program."""
+"""`pdserve.launch` of a scheduler that sends no probes, and of equal instances takes the first. Run as a program."""
 
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import scheduler.limits
 from scheduler.limits import ControlLimits
@@ -16,9 +17,13 @@ class NoProbes(ControlLimits):
 
 
 def main() -> int:
-    """Set the limits before anything of the product has read them, and start."""
+    """Set the limits before anything of the product has read them, and the source of chance, and start."""
     scheduler.limits.ControlLimits = NoProbes  # type: ignore[misc]
     from pdserve import launch
+    from scheduler import serving
+    from testing.scheduler.first_of_ties import FirstOfTies
+
+    serving.__dict__["random"] = SimpleNamespace(Random=FirstOfTies)
 
     return launch.main()
 

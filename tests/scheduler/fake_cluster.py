@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -17,6 +16,7 @@ from scheduler.registry import Registry
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
 from simulation.instance import SimulatedInstance
 from simulation.prompt import simulated_token
+from testing.scheduler.first_of_ties import FirstOfTies
 from testing.wire.fake_network import FakeNetwork
 from tests.scheduler.virtual_time import until
 from wire.description import InstanceDescription, ModelIdentity
@@ -52,18 +52,6 @@ def describe(index: int, role: Role, **changes: Any) -> InstanceDescription:
         endpoints=(),
     )
     return dataclasses.replace(description, **changes)
-
-
-class FirstOfTies(random.Random):
-    """Draws the first of ties, so that a test knows which instance serves, and the mean of a range."""
-
-    def random(self) -> float:
-        """Return 0."""
-        return 0.0
-
-    def uniform(self, a: float, b: float) -> float:
-        """Return the mean."""
-        return (a + b) / 2
 
 
 def control_over(

@@ -1,8 +1,9 @@
 """What may go wrong with calls that a model decides on, in every format, whole and streamed."""
 
 import asyncio
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,28 @@ from scheduler.text_output import TextOutput
 from scheduler.tokens import Tokens
 from scheduler.tools.choice import ChoiceMode, ToolChoice
 from scheduler.tools.deltas import joined
+from scheduler.tools.parsers.harmony import MARKERS
 from scheduler.tools.parsers.registry import CALL_FORMATS
 from simulation import prompt as simulated_prompt
 from tests.scheduler.fake_cluster import request
 from tests.scheduler.test_retries import PROMPT, linked
 from tests.scheduler.test_tool_calls import NOW, answers, shown
 from tests.scheduler.test_tool_history import TOOL
-from tests.scheduler.tool_calls_by_vllm import FORMATS
+from tests.scheduler.tool_calls_by_vllm import FORMATS as BY_VLLM
+from tests.scheduler.tool_calls_by_vllm import Format
 from tests.scheduler.virtual_time import virtual
 from wire.types import TokenOutput
 
 over_http = pytest.mark.usefixtures("one_renderer")
 
+
+def _write_harmony(_: random.Random, calls: Sequence[tuple[str, Any]]) -> str:
+    begun = "<|channel|>commentary to=functions."
+    one = "{} <|constrain|>json<|message|>{}<|call|>".format
+    return "<|start|>assistant".join(begun + one(name, json.dumps(arguments)) for name, arguments in calls)
+
+
+FORMATS = BY_VLLM | {"openai": Format("openai", _write_harmony, (), MARKERS, starts=True)}
 AUTO = {"tools": [TOOL, NOW]}
 CALLS = [("weather", {"city": "Paris"}), ("now", {})]
 BEGUN = {

@@ -8,7 +8,7 @@ from tests.vllm_server_tests.judged import differences
 from tests.vllm_server_tests.run_files import Result
 from tests.vllm_server_tests.server_file import ServerFile
 
-LEAST = 324
+LEAST = 325
 """Tests that pass: raise it with each one more."""
 ROW = ServerFile(passed=1, failing={"b": "why"}, left_out={"c": "why"}, num_left_out=1)
 AS_RECORDED = {"a": "passed", "b": "failed", "c[1]": "left out"}
