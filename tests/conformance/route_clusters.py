@@ -63,22 +63,27 @@ class KillingClient(RouteClient):
         self._cluster = cluster
 
     def streamed(self, row: RouteRow) -> Answer:
-        """Return what the stream of this row joins to.
+        """Return what the stream of this row joins to."""
+        return self._killed(super().streamed, row)
 
-        D waits at the token, which it never sends, and is killed once the scheduler has received those before.
-        """
+    def whole(self, row: RouteRow) -> Answer:
+        """Return the answer that is no stream."""
+        return super().whole(row) if row.killed_at is None else self._killed(super().whole, row)
+
+    def _killed(self, send: Callable[[RouteRow], Answer], row: RouteRow) -> Answer:
+        """D waits at the token, which it never sends, and is killed once the scheduler has received those before."""
         cluster = self._cluster
         process = cluster.start("decode-0", env={VARIABLE: f"decode.token=delay:{START_TIMEOUT_S}@{row.killed_at}"})
         cluster.wait_living()
         num_before, num_retried = self._count(_GENERATED), self._count(_RETRIED)
         with ThreadPoolExecutor(1) as pool:
-            stream = pool.submit(super().streamed, row)
+            sent = pool.submit(send, row)
             try:
-                self._wait(lambda: " failpoint " in process.log or stream.done())
-                self._wait(lambda: self._count(_GENERATED) >= num_before + (row.killed_at or 0) or stream.done())
+                self._wait(lambda: " failpoint " in process.log or sent.done())
+                self._wait(lambda: self._count(_GENERATED) >= num_before + (row.killed_at or 0) or sent.done())
             finally:
                 cluster.kill("decode-0")
-            answer = stream.result(START_TIMEOUT_S)
+            answer = sent.result(START_TIMEOUT_S)
         assert self._count(_RETRIED) > num_retried, "the other D served it"
         return answer
 

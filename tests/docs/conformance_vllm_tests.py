@@ -15,8 +15,8 @@ and not a part of this repository), run against `pdserve up` with a P and a D, b
 **{passed} of {ran} pass** ({share:.0%}). A file that reads the metrics of one engine runs against `pdserve serve`
 instead, as the last column says. The tests are unchanged; what they import from vLLM is replaced
 ([tests/vllm_server_tests][vllm-tests]): their server is ours, with a model and images that are made here, and the flags
-for adapters are taken off. A test that needs what one model answers, or its vocabulary, is left out. A run that differs
-from this record fails, also where a test passes that is on record as a failure.
+for adapters are taken off. A test that needs what one model answers, or its vocabulary, is left out: {left_out} of these
+files. A run that differs from this record fails, also where a test passes that is on record as a failure.
 
 [vllm-tests]: ../tests/vllm_server_tests
 
@@ -28,7 +28,8 @@ from this record fails, also where a test passes that is on record as a failure.
 def vllm_tests() -> Iterator[str]:
     """Yield the text."""
     passed, failed = sum(row.passed for row in FILES.values()), sum(len(row.failing) for row in FILES.values())
-    yield _HEAD.format(version=VERSION, passed=passed, ran=passed + failed, share=passed / (passed + failed))
+    left_out, share = sum(row.num_left_out for row in FILES.values()), passed / (passed + failed)
+    yield _HEAD.format(version=VERSION, passed=passed, ran=passed + failed, share=share, left_out=left_out)
     for file, row in FILES.items():
         yield f"| `{file}` | {row.passed} | {len(row.failing)} | {row.num_left_out} | {', '.join(row.ways)} |\n"
     yield "\nThese fail:\n\n| tests | why | which |\n|---|---|---|\n"
