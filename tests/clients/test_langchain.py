@@ -1,4 +1,4 @@
-"""langchain-openai: its standard suite: 89 tests pass; images, PDF and audio are skipped, 2 of each chat class xfail."""
+"""langchain-openai: its standard suite: 89 pass; images, PDF and audio are skipped, 2 of each chat class xfail."""
 
 import os
 import subprocess

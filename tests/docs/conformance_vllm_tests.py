@@ -15,8 +15,8 @@ and not a part of this repository), run against `pdserve up` with a P and a D, b
 **{passed} of {ran} pass** ({share:.0%}). A file that reads the metrics of one engine runs against `pdserve serve`
 instead, as the last column says. The tests are unchanged; what they import from vLLM is replaced
 ([tests/vllm_server_tests][vllm-tests]): their server is ours, with a model and images that are made here, and the flags
-for adapters are taken off. A test that needs what one model answers, or its vocabulary, is left out: {left_out} of these
-files. A run that differs from this record fails, also where a test passes that is on record as a failure.
+for adapters are taken off. A test that needs what one model answers, or its vocabulary, is left out: {left_out}
+of these files. A run that differs from this record fails, also where a test passes that is on record as a failure.
 
 [vllm-tests]: ../tests/vllm_server_tests
 
