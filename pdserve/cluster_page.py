@@ -54,6 +54,12 @@ def read_table(samples: Sequence[Sample]) -> str | None:
     return None
 
 
+def read_roles_gone(samples: Sequence[Sample]) -> dict[str, str]:
+    """Return the roles that no living instance has, and what happens to requests meanwhile: `fail` or `local`."""
+    gone = [sample.labels for sample in samples if sample.name == "pdserve_role_gone" and sample.value]
+    return {labels.get("role", "?"): labels.get("when_gone", "?") for labels in gone}
+
+
 def read_page(samples: Sequence[Sample]) -> tuple[InstanceRow, ...]:
     """Return the instances in table order; link peers are given by name where the table has them."""
     seen: Counter[str] = Counter()

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 
 from pdserve.client import Client, Sample
-from pdserve.cluster_page import InstanceRow, LinkRow, read_page, read_table
+from pdserve.cluster_page import InstanceRow, LinkRow, read_page, read_roles_gone, read_table
 from pdserve.flags.parser import CommandParser
 from pdserve.question import served_model
 from pdserve.readiness import check_ready
@@ -209,7 +209,9 @@ def _instances(samples: tuple[Sample, ...] | None, where: TargetCluster) -> tupl
 
 
 def _cluster_lines(samples: tuple[Sample, ...] | None, where: TargetCluster) -> Iterator[str]:
-    """Yield the table in use, the supervisor and the spare."""
+    """Yield the roles that are gone, the table in use, the supervisor and the spare."""
+    for role, choice in read_roles_gone(samples or ()).items():
+        yield f"{role} gone: {'the others serve alone' if choice == 'local' else 'requests fail'}"
     table = read_table(samples or ())
     if table is not None:
         yield f"table {table}"

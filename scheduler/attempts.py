@@ -68,9 +68,11 @@ class Attempts:
                 began = clock()
                 try:
                     with grant:
+                        gone = _role_gone(prompt, grant)
                         await self.run_path(prompt, grant, retry)
                         grant.finished(prompt.chains)
                         self._placer.note_times(prompt.times)
+                    self._ledger.serve_without(gone)
                     return _prompt_done(prompt, grant, tries=num_failures + 1, seconds=clock() - began)
                 except NoCapacity as error:
                     _log.debug("no_capacity", request_id=prompt.request.request_id, error=error)
@@ -157,6 +159,13 @@ class Attempts:
         self._ledger.retried_prompts += 1
         self._ledger.retried_tokens += prompt.num_tokens
         _log.warning("prompt_retried", request_id=prompt.request.request_id, plan=plan.reason, error=error)
+
+
+def _role_gone(prompt: PromptRun, grant: Grant) -> Role | None:
+    """Return the role whose instances are gone, if this is why the prompt runs on one instance alone."""
+    gone = grant.decode.serves_without
+    would_stay = prompt.request.prefill_only and gone is Role.DECODE
+    return None if grant.prefill is not None or grant.adoption is not None or would_stay else gone
 
 
 def _prompt_done(prompt: PromptRun, grant: Grant, *, tries: int, seconds: float) -> PromptDone:

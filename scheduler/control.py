@@ -62,6 +62,8 @@ class Control:
             retries=RetryView(retries.num_under_way, retries.num_waiting, retries.limit),
             gaps=self._gap_views(),
             table=self.registry.table,
+            roles_gone=self.registry.roles_gone(),
+            may_lack=self._limits.may_lack,
         )
 
     def _gap_views(self) -> tuple[GapView, ...]:

@@ -82,6 +82,7 @@ class Instance:
         self.name = name
         self.description = description
         self.role = role
+        self.serves_without: Role | None = None  # the role that is gone, so that it serves prompts alone
         self.address = f"{description.host}:{description.port}"
         self.table_digest = description.table_digest
         self.in_flight = InFlightLedger(load, load_changed, block_size=description.block_size)

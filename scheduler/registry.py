@@ -305,6 +305,12 @@ class Registry:
         for listener in self._listeners:
             listener()
 
+    def roles_gone(self) -> set[Role]:
+        """Return the roles that no living instance has; none while a combined one is living."""
+        living = {member.role for member in self.members if member.is_living}
+        needed = {member.role for member in self.members} | self._limits.may_lack
+        return set() if Role.COMBINED in living else needed - living - {Role.COMBINED}
+
     def role_changed(self, member: Member) -> None:
         """Give the member new work according to its new role."""
         if member.instance is not None:
@@ -314,12 +320,11 @@ class Registry:
 
     def _assign_roles(self) -> None:
         """While no instance of a role in `may_lack` is living, let the others serve alone; later, hand off again."""
-        living = [member for member in self.members if member.is_living]
-        roles = {member.role for member in living}
-        lost = frozenset() if Role.COMBINED in roles else self._limits.may_lack - roles
-        for member in living:
-            if member.instance is not None:
-                member.instance.role = Role.COMBINED if lost else member.role
+        lost = next(iter(self.roles_gone() & self._limits.may_lack), None)
+        for member in self.members:
+            if member.instance is not None and member.is_living:
+                member.instance.role = member.role if lost is None else Role.COMBINED
+                member.instance.serves_without = lost
 
     def _check_table(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
         """Check the table. At the start a difference is an error after `tables_s`: a new file may still arrive.

@@ -243,7 +243,7 @@ def report(control: Control) -> ReadyReport:
         }
         for i in view.instances
     ]
-    return ReadyReport(view.ready, tuple(missing), {"instances": instances})
+    return ReadyReport(view.ready, tuple(missing), {"roles_gone": view.when_gone, "instances": instances})
 
 
 async def _watch_startup(control: Control, timeout_s: float) -> None:

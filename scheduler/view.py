@@ -1,5 +1,6 @@
 """An immutable view of the control plane, for status, metrics and the ready route."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from scheduler.finished_requests import FinishedRequests
@@ -87,6 +88,19 @@ class ClusterView:
     retries: RetryView = field(default_factory=RetryView)
     gaps: tuple[GapView, ...] = ()
     table: TableView = field(default_factory=TableView)
+    roles_gone: Collection[Role] = ()
+    may_lack: Collection[Role] = ()
+
+    @property
+    def when_gone(self) -> dict[str, str]:
+        """What happens to requests while a role is gone, for each role that is: `fail` or `local`."""
+        return {role.value: choice for (role, choice), gone in self.role_gone.items() if gone}
+
+    @property
+    def role_gone(self) -> dict[tuple[Role, str], int]:
+        """Whether no instance of a role is living, by the role and what happens to requests meanwhile."""
+        choices = {role: "local" if role in self.may_lack else "fail" for role in (Role.PREFILL, Role.DECODE)}
+        return {(role, choice): int(role in self.roles_gone) for role, choice in choices.items()}
 
     @property
     def table_versions(self) -> dict[str, int]:

@@ -101,6 +101,10 @@ CLUSTER = (
         _COUNTER, "ledger.run_again", "requests_run_again",
         "Requests with an Idempotency-Key that ran a second time, as far as this scheduler can see",
     ),
+    _row(
+        _COUNTER, "ledger.served_without", "prompts_served_without_role",
+        "Prompts that an instance served alone because no instance of the role was living", labels=("role",),
+    ),
     _row(_GAUGE, "ledger.inflight", "requests_inflight", "Requests accepted and not finished"),
     _row(_GAUGE, "queued_prompts", "queued_prompts", "Prompts waiting in the scheduler"),
     _row(_GAUGE, "queued_tokens", "queued_tokens", "Prompt tokens waiting in the scheduler"),
@@ -108,6 +112,9 @@ CLUSTER = (
     _row(_GAUGE, "retries.waiting", "retries_waiting", "Retries waiting for the retry budget"),
     _row(_GAUGE, "retries.limit", "retries_limit", "Current limit of concurrent retries"),
     _row(_GAUGE, "ready", "ready", "1 if a request would be served now"),
+    _row(
+        _GAUGE, "role_gone", "role_gone", "1 while no instance of the role is living", labels=("role", "when_gone"),
+    ),
     _row(_GAUGE, "table_versions", "table_version", "The global table in use", labels=("digest",)),
     _row(_GAUGE, "table_agrees", "table_agrees", "1 if the instance uses the current table", labels=("instance",)),
     _row(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from pdserve import cli
 from tests.faults.cases import ANSWER, CLOSED, ERROR
 from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, pools_empty, until
 from tests.faults.stream_request import StreamResult, request_stream
@@ -25,6 +26,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
 def lone_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
     """One P, one D and a scheduler."""
     with FaultCluster(tmp_path_factory.mktemp("lone"), pairs=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def lone_local_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
+    """One P, one D, and a scheduler that serves without either of them."""
+    flags = ("--when-prefill-is-gone=local", "--when-decode-is-gone=local")
+    with FaultCluster(tmp_path_factory.mktemp("local"), pairs=1, flags=flags) as cluster:
         yield cluster
 
 
@@ -154,3 +163,35 @@ def test_without_a_decode_instance_requests_are_refused_at_once(lone_pair: Fault
 
     assert reply.status == 503, reply.body
     assert "decode-0" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("victim", "failpoint"), [("prefill-0", "prefill.in_chunk"), ("decode-0", "decode.token")])
+def test_without_a_role_the_other_one_answers_alone_if_it_may(
+    lone_local_pair: FaultCluster, victim: str, failpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, (role, _, _) = lone_local_pair, victim.partition("-")
+    cluster.renew(victim, f"{failpoint}=kill9@5")
+
+    results = asyncio.run(_request_all(cluster, 3))
+
+    assert [one.outcome for one in results] == [ANSWER] * 3, describe(results)
+    assert [len(one.tokens) for one in results] == [8] * 3
+    assert cluster.bury(victim) == -signal.SIGKILL
+    client = cluster.guide.client
+    reply = client.post("/v1/completions", {"model": "tiny", "prompt": [5], "max_tokens": 4})
+    assert (reply.status, reply.json()["usage"]["completion_tokens"]) == (200, 4)
+    ready = client.get("/ready")
+    assert (ready.status, ready.json()["roles_gone"]) == (200, {role: "local"})
+    assert cli.main(["status", "--url", cluster.base_url]) == 0
+    assert f"  ready  model tiny  {role} gone: the others serve alone  " in capsys.readouterr().out
+    (served,) = (
+        sample.value for sample in client.metrics()
+        if sample.name == "pdserve_prompts_served_without_role_total" and sample.labels["role"] == role
+    )  # fmt: skip
+    assert served >= 2
+
+    cluster.start(victim)
+    cluster.wait_living(cluster.guide.names)
+    _assert_answers(cluster, asyncio.run(_request_all(cluster, 2)))
+    assert client.get("/ready").json()["roles_gone"] == {}
+    _assert_empty(cluster, cluster.guide.names)

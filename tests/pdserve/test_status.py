@@ -134,15 +134,24 @@ def test_a_running_replacement_shows_its_phase(names: tuple[str, ...], words: st
     assert "so far" not in line
 
 
-def test_the_table_and_supervisor_are_shown_with_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [((0, 0), ""), ((1, 0), "  prefill gone: requests fail"), ((0, 1), "  decode gone: the others serve alone")],
+)
+def test_gone_roles_the_table_and_the_supervisor_are_shown_with_the_model(
+    values: tuple[int, int], shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     started = start_time(os.getpid()) or 0
     watcher = ProcessRecord("supervisor", "supervisor", os.getpid(), started, "", "/l")
-    with served_page(PAGE + 'pdserve_table_version{digest="7ab1e0123456"} 2.0\n') as url:
+    page = PAGE + 'pdserve_table_version{digest="7ab1e0123456"} 2.0\n'
+    for (role, choice), gone in zip((("prefill", "fail"), ("decode", "local")), values, strict=True):
+        page += f'pdserve_role_gone{{role="{role}",when_gone="{choice}"}} {gone}.0\n'
+    with served_page(page) as url:
         RunFolder(tmp_path).write(ClusterState(url, "m", (), watcher))
         assert cli.main(["status", "--run-dir", str(tmp_path)]) == 0
 
     first = capsys.readouterr().out.splitlines()[0]
-    assert first == f"{url}  ready  model m  table 2 (7ab1e012)  supervisor {os.getpid()}"
+    assert first == f"{url}  ready  model m{shown}  table 2 (7ab1e012)  supervisor {os.getpid()}"
 
 
 def test_without_a_run_folder_instances_are_named_by_role_and_index() -> None:

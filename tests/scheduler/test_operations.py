@@ -158,8 +158,11 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     )  # fmt: skip
     living = InstanceView(0, "prefill-0", Role.PREFILL, "127.0.0.1:8088", "living", "", None, load)
     lost = InstanceView(1, "decode-0", Role.DECODE, "127.0.0.1:8089", "lost", "went silent", None, None)
-    ledger = FinishedRequests(10, 5, 1, 2, 4, 1, retried_tokens=90, delayed_retries=6)
-    view = ClusterView(True, (living, lost), ledger, queued_prompts=3, queued_tokens=300, retries=RetryView(7, 8, 9))
+    ledger = FinishedRequests(10, 5, 1, 2, 4, 1, retried_tokens=90, delayed_retries=6, without_decode=11)
+    view = ClusterView(
+        True, (living, lost), ledger, queued_prompts=3, queued_tokens=300, retries=RetryView(7, 8, 9),
+        roles_gone={Role.DECODE}, may_lack={Role.DECODE},
+    )  # fmt: skip
 
     text = Metrics(lambda: view).render().decode()
 
@@ -190,6 +193,12 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     assert "pdserve_ready 1.0" in text
     assert "pdserve_retries_delayed_total 6.0" in text
     assert "pdserve_tokens_retried_total 90.0" in text
+    assert re.findall(r"^pdserve_(role_gone|prompts_served_without_role_total)(\{.*\}) (\S+)$", text, re.M) == [
+        ("prompts_served_without_role_total", '{role="prefill"}', "0.0"),
+        ("prompts_served_without_role_total", '{role="decode"}', "11.0"),
+        ("role_gone", '{role="prefill",when_gone="fail"}', "0.0"),
+        ("role_gone", '{role="decode",when_gone="local"}', "1.0"),
+    ]  # fmt: skip
     assert re.findall(r"^pdserve_retries_(inflight|waiting|limit) (\S+)$", text, re.M) == [
         ("inflight", "7.0"), ("waiting", "8.0"), ("limit", "9.0"),
     ]  # fmt: skip

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from scheduler.limits import ControlLimits
+from scheduler.serving import report
 from telemetry.capped_logs import LINES
-from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, describe, expected, request
+from tests.scheduler.fake_cluster import FakeCluster, Running, collect, control_over, describe, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.connection import Connection, Session
 from wire.description import InstanceDescription, ModelIdentity
@@ -276,21 +277,39 @@ async def test_an_instance_whose_error_always_differs_fills_no_log(caplog: pytes
     running.cancel()
 
 
+@pytest.mark.parametrize("choice", ["local", "fail"])
 @pytest.mark.parametrize(("killed", "role"), [(0, Role.PREFILL), (1, Role.DECODE)])
 @virtual
-async def test_a_role_that_may_be_gone_leaves_the_other_serving_alone(killed: int, role: Role) -> None:
-    prompt = (5, 6, 7)
-    limits = ControlLimits(may_lack=frozenset({role}))
+async def test_a_gone_role_ends_requests_or_leaves_the_other_serving(killed: int, role: Role, choice: str) -> None:
+    other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
+    limits, prompt = ControlLimits(may_lack=frozenset({role if choice == "local" else other})), (5, 6, 7)
     async with FakeCluster("PD", limits=limits).serving() as cluster:
-        registry, dispatch = cluster.control.registry, cluster.control.dispatch
+        control = cluster.control
+        registry, dispatch = control.registry, control.dispatch
+        stream = Running(dispatch, request(prompt, max_tokens=40))
+        await until(lambda: len(stream.tokens.get((0, 0), ())) > 2)
+        begun = Running(dispatch, request(PROMPT, max_tokens=40))
+        await asyncio.sleep(0)
         cluster.kill(killed)
+        results = await asyncio.gather(stream.task, begun.task, return_exceptions=True)
         await until(lambda: len(registry.living()) == 1)
-        alone = await collect(dispatch, request(prompt))
-        assert (alone.done[0].path, alone.tokens) == ("local", {(0, 0): expected(prompt, 4)})
+
+        lost = [choice == "fail" and role is Role.DECODE, choice == "fail"]
+        assert [isinstance(one, InstanceLost) for one in results] == lost
+        for answer, ids, is_lost in zip((stream, begun), (prompt, PROMPT), lost, strict=True):
+            assert is_lost or answer.tokens == {(0, 0): expected(ids, 40)}
+        for _ in range(3):
+            if choice == "fail":
+                with pytest.raises(Unavailable, match=f"missing: {role}-0"):
+                    await collect(dispatch, request(prompt))
+            else:
+                alone = await collect(dispatch, request(prompt))
+                assert (alone.done[0].path, alone.tokens) == ("local", {(0, 0): expected(prompt, 4)})
+        served = {"prefill": 0, "decode": 0} | {role.value: 0 if choice == "fail" else 4 + (role is Role.DECODE)}
+        assert (report(control).view["roles_gone"], dispatch.ledger.served_without) == ({role: choice}, served)
+
         cluster.boot(killed)
         await until(lambda: len(registry.living()) == 2)
+        assert [one.role for one in registry.living()] == [Role.PREFILL, Role.DECODE]
         assert (await collect(dispatch, request(prompt))).done[0].path == "handoff"
-        cluster.kill(1 - killed)
-        await until(lambda: len(registry.living()) == 1)
-        with pytest.raises(Unavailable):
-            await collect(dispatch, request(prompt))
+        assert (report(control).view["roles_gone"], dispatch.ledger.served_without) == ({}, served)
