@@ -14,6 +14,7 @@ from kvtransfer.slots import BlockWindow
 from wire.errors import HandoffFailed
 
 MAX_WINDOWS = 64
+_LAST_NUMBER = 2**32 - 1  # then 1 again: of the windows that both ends keep, none is so old
 
 
 class WindowNamer:
@@ -29,7 +30,7 @@ class WindowNamer:
         known = self._named.get(key)
         if known is not None:
             return encode(replace(frame, block_ids=(), window=known[0]))
-        self._last += 1
+        self._last = self._last % _LAST_NUMBER + 1
         self._named[key] = self._last, frame.block_ids
         if len(self._named) > MAX_WINDOWS:
             del self._named[next(iter(self._named))]

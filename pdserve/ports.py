@@ -40,20 +40,26 @@ def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
     returned again: the processes that will use them may not listen yet.
     """
     with ExitStack() as held:
-        ports = tuple(_take(held.enter_context(socket.socket()), host) for _ in range(count))
+        ports = tuple(_take(held, host) for _ in range(count))
     _given.extend(ports)
     return ports
 
 
-def _take(listener: socket.socket, host: str) -> int:
+def _take(held: ExitStack, host: str) -> int:
+    """Return a free port; sockets that it bound are closed with `held`."""
     given = set(_given)
     spare = [port for port in _ports_not_ephemeral() if port not in given]
+    listener = held.enter_context(socket.socket())
     for port in random.sample(spare, min(_TRIES, len(spare))):
         with suppress(OSError):
             listener.bind((host, port))
             return port
-    listener.bind((host, 0))
-    return int(listener.getsockname()[1])
+    while True:
+        listener.bind((host, 0))
+        port = int(listener.getsockname()[1])
+        if port not in given:
+            return port
+        listener = held.enter_context(socket.socket())  # the one given before stays bound: the next is another port
 
 
 def _ports_not_ephemeral() -> range:

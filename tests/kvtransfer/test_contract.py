@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvtransfer import shm
 from kvtransfer.link_messages import Abort, Ack, Commit, Nack, Open
+from kvtransfer.named_windows import WindowNamer
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.terms import seal_of
 from kvtransfer.ticket import ReceiverTicket
@@ -130,6 +132,22 @@ def test_two_tickets_at_once_do_not_mix(rig: Rig) -> None:
 
     assert read(rig.d_pool, (10, 11), 8) == first
     assert read(rig.d_pool, (20, 21), 8) == second
+
+
+def test_windows_are_named_across_the_wrap_of_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    namer = WindowNamer()
+    namer._last = 2**32 - 100
+    monkeypatch.setattr(shm, "WindowNamer", lambda: namer)
+    with make_rig("shm") as rig:
+        tokens = fill(rig.p_pool, P_BLOCKS, 21)
+        for turn in range(300):
+            blocks = D_BLOCKS if turn % 2 else tuple(reversed(D_BLOCKS))
+            ticket = rig.open(21, blocks)
+            rig.hand_over(ticket, (*P_BLOCKS,))  # a new tuple is a new window
+            rig.events.wait("acked", ticket.ticket_id)
+            assert read(rig.d_pool, blocks, 21) == tokens
+        assert len(rig.sender.links()) == 1
+    assert 100 < namer._last < 1_000
 
 
 def test_sixty_four_tickets_at_once_all_arrive(transport: str) -> None:

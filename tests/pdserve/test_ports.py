@@ -68,3 +68,13 @@ def test_free_ports_are_outside_the_ephemeral_range(monkeypatch: pytest.MonkeyPa
 
     assert len(set(ports)) == 20
     assert not [port for port in ports if low <= port <= high]
+
+
+def test_ports_past_the_end_of_their_range_are_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ports_not_ephemeral", lambda: range(65_436, 65_536))
+    monkeypatch.setattr(module, "_given", deque[int](maxlen=2_000))
+
+    ports = [port for _ in range(1_000) for port in free_ports(1)]
+
+    assert len(set(ports)) == len(ports)
+    assert set(ports) & set(range(65_436, 65_536))

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -71,6 +72,26 @@ def test_a_request_is_served_and_a_cancelled_one_is_released() -> None:
             reader.cancel()
             await until(lambda: [instance.blocks_used for instance in cluster.instances] == [0, 0])
             assert dispatch.ledger.cancelled == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("wrap", [2**31, 2**32, 2**53, 2**63, 2**64])
+def test_requests_pass_every_number_at_which_a_counter_could_wrap(wrap: int) -> None:
+    async def run() -> None:
+        async with serving() as cluster:
+            control = cluster.control
+            control.dispatch._ids = itertools.count(wrap - 100)
+            control.dispatch.admission._queue._numbers = itertools.count(wrap - 100)
+            for instance in control.registry.living():
+                instance.in_flight.version = wrap - 100
+            prompts = [(5, 6, number) for number in range(300)]
+            answers = await asyncio.gather(*(collect(control.dispatch, request(prompt)) for prompt in prompts))
+
+            assert [one.tokens for one in answers] == [{(0, 0): expected(prompt, 4)} for prompt in prompts]
+            await until(lambda: [one.blocks_used for one in cluster.instances] == [0, 0])
+            assert next(control.dispatch._ids) >= wrap + 200
+            assert control.dispatch.ledger.retried_prompts == 0
 
     asyncio.run(run())
 
