@@ -211,8 +211,8 @@ class SimulatedInstance:
         self._emit(session, Refused(prompt_id, error, message, self.load()))
 
     def _ticket(self, num_tokens: int) -> Ticket:
-        serial = f"{len(self.commands):032x}"
-        return Ticket(serial, self.description.epoch, self.description.instance_id, num_tokens, 0, 10.0, ())
+        about, ticket_id = self.description, f"{len(self.commands):032x}"
+        return Ticket(ticket_id, about.epoch, about.instance_id, num_tokens, 0, 10.0, ())
 
     def _accept(self, session: SimulatedSession, state: PromptState, ticket: Ticket | None) -> None:
         num_tokens = len(state.token_ids)
@@ -270,14 +270,13 @@ class SimulatedInstance:
         }
         for prompt in (*running, *prefilled):
             steps[prompt.owner][0].extend(self._sample(prompt))
-        for prompt in running:
-            if not prompt.first_step_sent:
-                steps[prompt.owner][1].append((prompt.prompt_id, StageTimes(first_step_s=0.002)))
         for prompt in prefilled:
             if prompt.ticket is None and prompt.state is not None and prompt.state.pooling is None:
                 steps[prompt.owner][1].append((prompt.prompt_id, StageTimes(prefill_s=0.01)))
         for prompt in running:
-            prompt.first_step_sent = True
+            if not prompt.first_step_sent:
+                steps[prompt.owner][1].append((prompt.prompt_id, StageTimes(first_step_s=0.002)))
+                prompt.first_step_sent = True
             self._drop_ended(prompt)
         for owner, (tokens, times) in steps.items():
             repeated = tokens if self.behaviour.repeat_tokens else []
@@ -316,11 +315,10 @@ class SimulatedInstance:
         return tokens
 
     def _on_prefilled(self, prompt: SimulatedPrompt) -> None:
-        all_ended = len(prompt.ended) == len(prompt.outputs)
         if prompt.ticket is None:
             prompt.stage = "decoding"
             self._drop_ended(prompt)
-        elif all_ended:
+        elif len(prompt.ended) == len(prompt.outputs):
             self._abort_ticket(prompt, "the first token ended every sequence")
             self._drop(prompt)
             asyncio.get_running_loop().call_soon(

@@ -138,7 +138,7 @@ def test_a_running_replacement_shows_its_phase(names: tuple[str, ...], words: st
     ("values", "shown"),
     [((0, 0), ""), ((1, 0), "  prefill gone: requests fail"), ((0, 1), "  decode gone: the others serve alone")],
 )
-def test_gone_roles_the_table_and_the_supervisor_are_shown_with_the_model(
+def test_gone_roles_table_and_supervisor_are_shown_with_the_model(
     values: tuple[int, int], shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started = start_time(os.getpid()) or 0
